@@ -1,0 +1,34 @@
+# make figures   every figure and table, from a fresh clone
+# make test      the tests, from a fresh clone
+PYTHON  ?= python3
+PROFILE ?= demo
+CORES   ?= 2
+BIN     := .venv/bin
+STAMP   := .venv/.installed
+
+.PHONY: install figures test bench lab clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cats needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+# --nolock and --rerun-incomplete: a killed run leaves no lock behind and half-made outputs are made again
+figures: $(STAMP)
+	PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --cores $(CORES) --nolock --rerun-incomplete --keep-going --quiet rules --configfile notebooks/profiles/$(PROFILE).yaml
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)
+	$(BIN)/python tests/bench.py
+
+lab: $(STAMP)
+	$(BIN)/jupyter lab notebooks
+
+clean:
+	rm -rf build .snakemake .pytest_cache .hypothesis cats.egg-info
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

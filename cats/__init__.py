@@ -1,0 +1,34 @@
+"""Confident Adaptive Transformers: early exits that provably agree with the full model (Schuster et al., EMNLP 2021)."""
+
+from cats.calibration import (
+    METHODS,
+    CalibrationWarning,
+    calibrate,
+    calibration_size,
+    clopper_pearson,
+    conformal_quantile,
+    exit_layers,
+    smallest_epsilon,
+)
+from cats.evaluation import evaluate, oracle_exits, summary
+from cats.measures import MEASURES
+from cats.synthetic import Synthetic
+from cats.tables import ScoreTable
+
+__version__ = "0.1.0"
+__all__ = [
+    "METHODS",
+    "MEASURES",
+    "CalibrationWarning",
+    "ScoreTable",
+    "Synthetic",
+    "calibrate",
+    "calibration_size",
+    "clopper_pearson",
+    "conformal_quantile",
+    "evaluate",
+    "exit_layers",
+    "oracle_exits",
+    "smallest_epsilon",
+    "summary",
+]

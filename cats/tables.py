@@ -1,0 +1,171 @@
+"""ScoreTable: what every layer of one model said about every input of one split, in one file.
+
+It is the only interface between the expensive half of the repository (training, torch) and the cheap one (calibration,
+figures, NumPy). The file is safetensors with the metadata in its header; a hash of the arrays is kept there and checked.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from cats import measures
+from cats.files import writing
+
+FORMAT = "cats.ScoreTable/1"
+TAU = 0.5  # the margin within which two regression outputs count as equal (Section 5.3)
+
+
+class ScoreTable:
+    """Logits of all layers, meta scores, labels, and where they come from.
+
+    logits    (n, l, C) float; the full model F is the last layer; C = 1 means regression
+    meta      (n, l-1) float; the meta classifier's belief that F_k(x) = F(x)
+    labels    (n,) int for classification, float for regression; None for unlabelled inputs
+    metadata  task, backbone, split, seed, source, versions, and whatever else says how the table was made
+    tau       the margin of consistency for regression
+
+    Layers are counted from 1: `predictions[:, k-1]` is F_k and `predictions[:, -1]` is F.
+    """
+
+    def __init__(self, logits, meta, labels=None, metadata=None, tau=TAU):
+        self.logits, self.meta = np.asarray(logits), np.asarray(meta)
+        self.labels = None if labels is None else np.asarray(labels)
+        self.metadata, self.tau = dict(metadata or {}), float(tau)
+        self._check()
+
+    def _check(self):
+        shapes = f"logits {self.logits.shape}, meta {self.meta.shape}"
+        if self.logits.ndim != 3 or self.logits.shape[1] < 2 or self.logits.shape[2] < 1:
+            raise ValueError(f"logits must have shape (n, l, C) with l >= 2 layers: {shapes}")
+        if self.meta.shape != (len(self), self.n_layers - 1):
+            raise ValueError(f"meta must have shape (n, l-1) = {(len(self), self.n_layers - 1)}: {shapes}")
+        for name, array in (("logits", self.logits), ("meta", self.meta)):
+            if array.dtype.kind != "f":
+                raise TypeError(f"{name} must be floating point, got {array.dtype}")
+            if not np.isfinite(array).all():
+                raise ValueError(f"{name} hold NaN or infinite values: the table would give wrong exits")
+        if not self.tau >= 0:
+            raise ValueError(f"tau must be at least 0, got {self.tau}")
+        if self.labels is None:
+            return
+        if self.labels.shape != (len(self),):
+            raise ValueError(f"labels must have shape (n,) = ({len(self)},), got {self.labels.shape}")
+        if self.regression:
+            if self.labels.dtype.kind not in "fiu" or not np.isfinite(self.labels).all():
+                raise ValueError("labels of a regression table must be finite numbers")
+        elif self.labels.dtype.kind not in "iu":
+            raise TypeError(f"labels of a classification table must be integers, got {self.labels.dtype}")
+        elif len(self) and not (0 <= self.labels.min() and self.labels.max() < self.n_classes):
+            raise ValueError(f"labels must lie in 0..{self.n_classes - 1}, got {self.labels.min()}..{self.labels.max()}")
+
+    def __len__(self):
+        return len(self.logits)
+
+    def __repr__(self):
+        kind = "regression" if self.regression else f"{self.n_classes} classes"
+        name = " ".join(str(self.metadata[key]) for key in ("task", "backbone", "split") if key in self.metadata)
+        return f"ScoreTable({name or 'unnamed'}: {len(self)} inputs, {self.n_layers} layers, {kind})"
+
+    @property
+    def n_layers(self):
+        """l, the full model's number of layers."""
+        return self.logits.shape[1]
+
+    @property
+    def n_classes(self):
+        return self.logits.shape[2]
+
+    @property
+    def regression(self):
+        return self.n_classes == 1
+
+    @property
+    def predictions(self):
+        """What each layer predicts, (n, l): a class, or a number for regression."""
+        return self.logits[..., 0].astype(float) if self.regression else self.logits.argmax(axis=-1)
+
+    @property
+    def consistent(self):
+        """Whether F_k(x) = F(x), (n, l-1); for regression |F_k(x) - F(x)| <= tau."""
+        return self._agree(self.predictions[:, :-1], self.predictions[:, -1:])
+
+    @property
+    def correct(self):
+        """Whether each layer's prediction is right, (n, l); for regression within tau of the label."""
+        if self.labels is None:
+            raise ValueError("this table has no labels: accuracy needs labelled inputs")
+        return self._agree(self.predictions, self.labels[:, None])
+
+    def _agree(self, left, right):
+        return np.abs(left - right) <= self.tau if self.regression else left == right
+
+    def scores(self, measure="meta", seed=0):
+        """The confidence of every early layer, (n, l-1), higher = more confident; `seed` is for `random` alone."""
+        if measure not in measures.MEASURES:
+            raise ValueError(f"unknown measure {measure!r}; there are {', '.join(measures.MEASURES)}")
+        if measure == "meta":
+            return self.meta.astype(float)
+        if measure == "random":
+            return np.random.default_rng(seed).random(self.meta.shape)
+        if measure == "patience":
+            early = self.predictions[:, :-1]
+            return measures.patience(self._agree(early[:, 1:], early[:, :-1]))
+        if self.regression:
+            raise ValueError(f"{measure} needs class probabilities and this is a regression table: use meta or patience")
+        return getattr(measures, measure)(self.logits.astype(float))
+
+    def take(self, rows):
+        """The table of these rows (indices or a mask)."""
+        labels = None if self.labels is None else self.labels[rows]
+        return ScoreTable(self.logits[rows], self.meta[rows], labels, self.metadata, self.tau)
+
+    def _arrays(self):
+        arrays = {"logits": self.logits, "meta": self.meta}
+        if self.labels is not None:
+            arrays["labels"] = self.labels
+        return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+    @property
+    def sha256(self):
+        """A hash of the arrays and of tau: two tables with the same hash give the same exits."""
+        digest = hashlib.sha256(repr(self.tau).encode())
+        for name, array in sorted(self._arrays().items()):
+            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    def save(self, path):
+        """Write the table to one safetensors file, whole or not at all."""
+        header = {"format": FORMAT, "tau": self.tau, "sha256": self.sha256, "metadata": self.metadata}
+        header = {"cats": json.dumps(header, sort_keys=True)}  # one key: safetensors does not keep the order of several
+        with writing(path) as aside:
+            save_file(self._arrays(), aside, header)
+        return Path(path)
+
+    @classmethod
+    def load(cls, path):
+        """Read a table back; refuses a file that is empty, cut short, changed, or no ScoreTable."""
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"no ScoreTable at {path}")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = json.loads((file.metadata() or {}).get("cats", "{}"))
+                arrays = {name: file.get_tensor(name) for name in file.keys()}
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file ({error}): make the table again") from None
+        if header.get("format") != FORMAT:
+            raise ValueError(f"{path} is not a ScoreTable: its format is {header.get('format')!r}, expected {FORMAT!r}")
+        if not {"logits", "meta"} <= set(arrays) <= {"logits", "meta", "labels"}:
+            raise ValueError(f"{path} holds {sorted(arrays)}, a ScoreTable holds logits, meta and perhaps labels")
+        try:
+            table = cls(**arrays, metadata=header["metadata"], tau=header["tau"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: the parts of this table do not fit together: {error}") from None
+        if table.sha256 != header.get("sha256"):
+            raise ValueError(f"{path} was changed after it was written: its hash does not match, make the table again")
+        return table

@@ -1,0 +1,278 @@
+"""Every calibrator against the paper's pseudo-code, and the properties that hold whatever the data."""
+
+import warnings
+from fractions import Fraction
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cats
+import oracles
+from cats.calibration import METHODS, CalibrationSet, exact, most_errors, naive, records, worst_score
+
+pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
+SEQUENCE = np.linspace(1, 0, 21)
+OPTIONS = {"ltt": {"sequence": SEQUENCE, "delta": 0.3}, "pac": {"delta": 0.3}}
+EPSILONS = st.sampled_from([0.01, 0.05, 0.07, 0.1, 0.2, 0.25, 1 / 3, 0.5, 0.9])
+
+
+@st.composite
+def cases(draw, max_n=30):
+    """Tiny calibration sets, with ties, with layers never or always inconsistent, with nothing or everything consistent."""
+    n, early = draw(st.integers(1, max_n)), draw(st.integers(1, 6))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    scores = rng.random((n, early))
+    if draw(st.booleans()):
+        scores = np.round(scores * 4) / 4  # many ties
+    rates = rng.choice([0.0, 0.5, 0.9, 1.0], size=early)
+    return scores, rng.random((n, early)) < rates
+
+
+def exits(case, method, epsilon, **options):
+    return cats.exit_layers(case[0], cats.calibrate(*case, epsilon, method=method, **(OPTIONS.get(method, {}) | options)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(case=cases(), epsilon=EPSILONS)
+@settings(max_examples=60, deadline=None)
+def test_equals_the_pseudo_code(method, case, epsilon):
+    fast = cats.calibrate(*case, epsilon, method=method, **OPTIONS.get(method, {}))
+    slow = getattr(oracles, method)(*case, epsilon, **OPTIONS.get(method, {}))
+    np.testing.assert_array_equal(fast, slow)
+
+
+@given(case=cases(), thresholds=st.lists(st.sampled_from([-inf, 0.0, 0.25, 0.5, 0.75, inf]), min_size=6, max_size=6))
+def test_exits_equal_the_pseudo_code(case, thresholds):
+    scores, thresholds = case[0], thresholds[: case[0].shape[1]]
+    assert cats.exit_layers(scores, thresholds).tolist() == [oracles.predict(row, thresholds) for row in scores]
+
+
+@given(values=st.lists(st.integers(0, 9), min_size=0, max_size=40), level=st.decimals("0.01", "1", places=2))
+def test_quantile_equals_its_definition(values, level):
+    assert cats.conformal_quantile(np.array(values, float), level) == oracles.quantile(values, Fraction(level))
+    assert cats.conformal_quantile(np.array(values, float), float(level)) == oracles.quantile(values, Fraction(level))
+
+
+def test_rank_is_exact_for_decimal_levels():
+    assert 0.07 * 100 > 7  # the trap
+    assert cats.conformal_quantile(np.arange(1.0, 100), 0.07) == 7
+    assert cats.conformal_quantile(np.arange(1.0, 20), 0.95) == 19
+    assert cats.conformal_quantile(np.arange(1.0, 19), 0.95) == inf
+    assert exact(np.float64(0.07)) == exact(0.07) == Fraction(7, 100)
+    for n in (9, 99, 999):
+        for epsilon in (0.07, 0.1, 0.29, 0.57):
+            values = np.arange(1.0, n + 1)
+            consistent = np.zeros((n, 1), bool)
+            rank = -((Fraction(str(epsilon)) - 1) * (n + 1) // 1)
+            assert cats.calibrate(values[:, None], consistent, epsilon)[0] == (rank if rank <= n else inf)
+
+
+@given(case=cases(), epsilon=EPSILONS)
+@settings(deadline=None)
+def test_pointwise_order(case, epsilon):
+    """first_exit leaves no later than shared_all, and that no later than shared."""
+    first, every, shared = (exits(case, method, epsilon) for method in ("first_exit", "shared_all", "shared"))
+    assert (first <= every).all() and (every <= shared).all()
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "naive"])
+@given(case=cases(), pair=st.tuples(EPSILONS, EPSILONS))
+@settings(max_examples=30, deadline=None)
+def test_monotone_in_epsilon(method, case, pair):
+    strict, loose = (exits(case, method, epsilon) for epsilon in sorted(pair))
+    assert (loose <= strict).all()
+
+
+@given(case=cases(), pair=st.tuples(EPSILONS, EPSILONS))
+def test_naive_threshold_monotone_in_epsilon(case, pair):
+    strict, loose = (exits(case, "naive", epsilon) for epsilon in sorted(pair))
+    assert (loose <= strict).all()
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "naive"])  # naive splits by row, at random
+@given(case=cases(), epsilon=EPSILONS, seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_row_order_does_not_matter(method, case, epsilon, seed):
+    order = np.random.default_rng(seed).permutation(len(case[0]))
+    shuffled = case[0][order], case[1][order]
+    np.testing.assert_array_equal(exits(case, method, epsilon)[order], exits(shuffled, method, epsilon))
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "threshold"])  # 1-epsilon is a score by itself
+@given(case=cases(), epsilon=EPSILONS)
+@settings(max_examples=30, deadline=None)
+def test_increasing_transforms_do_not_matter(method, case, epsilon):
+    def transform(x):
+        return np.exp(3 * x) - 7
+
+    options = {"sequence": transform(SEQUENCE)} if method == "ltt" else {}
+    moved = transform(case[0]), case[1]
+    np.testing.assert_array_equal(exits(case, method, epsilon), exits(moved, method, epsilon, **options))
+
+
+@given(case=cases(), t=st.sampled_from([-inf, 0.0, 0.25, 0.4, 0.5, 0.75, 1.0, inf]))
+def test_wrong_exits_lie_inside_the_controlled_event(case, t):
+    scores, consistent = case
+    wrong = [not oracles.agrees(c, oracles.predict(s, [t] * len(s))) for s, c in zip(scores, consistent)]
+    for only_records in (False, True):
+        assert (worst_score(scores, consistent, only_records) > t)[wrong].all()
+    assert CalibrationSet(scores, consistent).errors(np.array([t]))[0] == sum(wrong)
+
+
+@given(case=cases(), seed=st.integers(0, 99))
+def test_part_equals_a_fresh_set(case, seed):
+    keep = np.random.default_rng(seed).random(len(case[0])) < 0.6
+    part, fresh = CalibrationSet(*case).part(keep), CalibrationSet(case[0][keep], case[1][keep])
+    levels = [Fraction(1, 10), Fraction(1, 3)]
+    for name, method in METHODS.items():
+        np.testing.assert_array_equal(method.thresholds(part, levels), method.thresholds(fresh, levels), err_msg=name)
+    np.testing.assert_array_equal(naive(part, levels)[1], naive(fresh, levels)[1])
+
+
+def test_records():
+    scores = np.array([[0.5, 0.5, 0.7, 0.6, 0.8]])
+    assert records(scores).tolist() == [[True, False, True, False, True]]
+
+
+def test_first_exit_ignores_what_cannot_exit():
+    scores, consistent = np.array([[0.9, 0.8]] * 20), np.array([[True, False]] * 20)
+    assert cats.calibrate(scores, consistent, 0.05, method="shared_all")[0] == 0.8
+    assert cats.calibrate(scores, consistent, 0.05, method="first_exit")[0] == -inf
+
+
+def test_nothing_or_everything_consistent():
+    scores = np.random.default_rng(0).random((40, 3))
+    every, none = np.ones_like(scores, bool), np.zeros_like(scores, bool)
+    for method in ("shared_all", "first_exit", "pac"):  # V = -inf everywhere: leave at once
+        assert (exits((scores, every), method, 0.2) == 1).all()
+    for method in ("shared", "independent"):  # no inconsistent input to learn from: no promise
+        assert (exits((scores, every), method, 0.2) == 4).all()
+    assert (exits((scores, every), "static", 0.2) == 1).all() and (exits((scores, none), "static", 0.2) == 4).all()
+    for method in ("shared", "shared_all", "first_exit"):
+        kept = exits((scores, none), method, 0.2) == 4
+        assert kept.sum() >= np.ceil(0.8 * 41)  # the promised rank of the calibration inputs stay
+
+
+def test_a_layer_never_inconsistent_stays_shut_under_independent():
+    scores, consistent = np.random.default_rng(0).random((500, 2)), np.zeros((500, 2), bool)
+    consistent[:, 1] = True
+    thresholds = cats.calibrate(scores, consistent, 0.2, method="independent")
+    assert np.isfinite(thresholds[0]) and thresholds[1] == inf
+
+
+def test_weights_of_independent():
+    scores, consistent = np.random.default_rng(0).random((300, 3)), np.zeros((300, 3), bool)
+    weights = [0.5, 0.3, 0.2]
+    fast = cats.calibrate(scores, consistent, 0.2, method="independent", weights=weights)
+    np.testing.assert_array_equal(fast, oracles.independent(scores, consistent, 0.2, weights))
+    assert cats.calibrate(scores, consistent, 0.2, method="independent", weights=[1, 0, 0])[1] == inf
+    for bad in ([0.5, 0.5], [0.5, 0.4, 0.2], [1.5, -0.5, 0.0]):
+        with pytest.raises(ValueError, match="weights"):
+            cats.calibrate(scores, consistent, 0.2, method="independent", weights=bad)
+
+
+def test_calibrating_where_the_full_model_is_right():
+    rng = np.random.default_rng(0)
+    scores, consistent, right = rng.random((60, 3)), rng.random((60, 3)) < 0.5, rng.random(60) < 0.7
+    for method in METHODS:
+        given_right = cats.calibrate(scores, consistent, 0.2, method=method, correct=right)
+        np.testing.assert_array_equal(given_right, cats.calibrate(scores[right], consistent[right], 0.2, method=method))
+    with pytest.raises(TypeError, match="correct"):
+        cats.calibrate(scores, consistent, 0.2, correct=right[:-1])
+
+
+@pytest.mark.parametrize("delta", [0.1, 0.01])
+@pytest.mark.parametrize("epsilon", [0.3, 0.1, 0.05, 0.01])
+def test_smallest_calibration_sets(epsilon, delta):
+    n, m = cats.calibration_size(epsilon), cats.calibration_size(epsilon, delta)
+    for size, method, options in ((n, "shared_all", {}), (m, "pac", {"delta": delta})):
+        for short in (0, 1):
+            scores = np.random.default_rng(0).random((size - short, 1))
+            thresholds = cats.calibrate(scores, np.zeros_like(scores, bool), epsilon, method=method, **options)
+            assert np.isfinite(thresholds[0]) == (not short)
+    assert cats.smallest_epsilon(n) <= epsilon < cats.smallest_epsilon(n - 1)
+    assert cats.smallest_epsilon(m, delta) <= epsilon < cats.smallest_epsilon(m - 1, delta)
+
+
+def test_most_errors_equals_the_exact_sum():
+    for n, epsilon, delta in ((10, 0.3, 0.2), (50, 0.1, 0.05), (89, 0.05, 0.01), (90, 0.05, 0.01), (150, 0.07, 0.01)):
+        within = [m for m in range(n) if oracles.binomial_cdf(m, n, Fraction(str(epsilon))) <= Fraction(str(delta))]
+        assert most_errors(n, epsilon, delta) == (within[-1] if within else -1)
+
+
+def test_clopper_pearson_solves_its_equation():
+    for s, n in ((1, 1), (5, 9), (95, 100), (100, 100)):
+        bound = Fraction(float(cats.clopper_pearson(s, n, 0.05)))
+        assert float(1 - oracles.binomial_cdf(s - 1, n, bound)) == pytest.approx(0.05)
+    assert cats.clopper_pearson(0, 10) == 0
+    with pytest.raises(ValueError):
+        cats.clopper_pearson(11, 10)
+
+
+WARNINGS = {
+    "shared": r"at least 99 inputs with an inconsistent layer, there are 10;",
+    "shared_all": r"at least 99 inputs, there are 10;",
+    "first_exit": r"at least 99 inputs, there are 10;",
+    "independent": r"at least 199 inputs inconsistent at a layer \(layers 1, 2 stay shut\), there are 10;",
+    "pac": r"at least 459 inputs, there are 10;",
+    "ltt": r"at least 459 inputs, there are 10;",
+}
+
+
+@pytest.mark.parametrize("method", WARNINGS)
+def test_too_few_points_warn_with_the_number_needed(method):
+    scores = np.random.default_rng(0).random((10, 2))
+    with pytest.warns(cats.CalibrationWarning, match=WARNINGS[method]):
+        assert (cats.calibrate(scores, np.zeros((10, 2), bool), 0.01, method=method) == inf).all()
+
+
+def test_enough_points_do_not_warn():
+    scores = np.random.default_rng(0).random((500, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for method in METHODS:
+            cats.calibrate(scores, scores > 0.5, 0.1, method=method)
+
+
+SCORES, CONSISTENT = np.zeros((4, 2)), np.zeros((4, 2), bool)
+BAD = [
+    *[((SCORES, CONSISTENT, e), {}, ValueError, "epsilon") for e in (0, 1, -0.1, 1.5, float("nan"), inf)],
+    *[((SCORES, CONSISTENT, e), {}, TypeError, "epsilon") for e in ("0.1", None, True, [0.1])],
+    ((np.full((4, 2), np.nan), CONSISTENT, 0.1), {}, ValueError, "input 0 has nan at layer 1"),
+    ((np.full((4, 2), inf), CONSISTENT, 0.1), {}, ValueError, "finite"),
+    ((SCORES[0], CONSISTENT[0], 0.1), {}, ValueError, r"shape \(n, l-1\)"),
+    ((np.zeros((4, 0)), np.zeros((4, 0), bool), 0.1), {}, ValueError, "early layer"),
+    ((SCORES, CONSISTENT[:3], 0.1), {}, ValueError, "same shape"),
+    ((SCORES, CONSISTENT.astype(int), 0.1), {}, TypeError, "boolean"),
+    ((SCORES.astype(str), CONSISTENT, 0.1), {}, TypeError, "numbers"),
+    ((SCORES, CONSISTENT, 0.1), {"method": "magic"}, ValueError, "unknown method 'magic'; there are static"),
+    ((SCORES, CONSISTENT, 0.1), {"method": "shared", "delta": 0.1}, TypeError, "shared takes no options, not delta"),
+    ((SCORES, CONSISTENT, 0.1), {"method": "pac", "delta": 2}, ValueError, "delta"),
+    ((SCORES, CONSISTENT, 0.1), {"method": "naive", "delta": float("nan")}, ValueError, "delta"),
+    ((SCORES, CONSISTENT, 0.1), {"method": "ltt", "sequence": [0.1, 0.2]}, ValueError, "decreasing"),
+]
+
+
+@pytest.mark.parametrize("arguments, options, error, message", BAD)
+def test_bad_input_is_refused(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        cats.calibrate(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: cats.exit_layers(SCORES, [0.1]), ValueError, "need 2 thresholds"),
+        (lambda: cats.exit_layers(SCORES, [0.1, np.nan]), ValueError, "NaN"),
+        (lambda: cats.conformal_quantile([1.0, np.nan], 0.5), ValueError, "NaN"),
+        (lambda: cats.conformal_quantile([[1.0]], 0.5), ValueError, "one-dimensional"),
+        (lambda: cats.conformal_quantile([1.0], 0), ValueError, "level"),
+        (lambda: cats.calibration_size(0), ValueError, "epsilon"),
+    ],
+)
+def test_bad_input_elsewhere(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

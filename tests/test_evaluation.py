@@ -1,0 +1,117 @@
+"""`evaluate` against calibrating and exiting by hand, and the oracle against brute force."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cats
+import oracles
+from cats import METHODS
+from cats.calibration import CalibrationSet, exact, naive
+from cats.evaluation import split
+
+pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
+
+
+def by_hand(table, method, measure, epsilon, trial, seed):
+    """One row of `evaluate`, from the public functions alone."""
+    keep = split(len(table), trial, seed)
+    scores, consistent, test = table.scores(measure), table.consistent, np.flatnonzero(~keep)
+    if method == "oracle":
+        exits = cats.oracle_exits(consistent[test], epsilon)
+    else:
+        exits = cats.exit_layers(scores[test], cats.calibrate(scores[keep], consistent[keep], epsilon, method=method))
+    agree = [oracles.agrees(consistent[i], k) for i, k in zip(test, exits)]
+    said = table.predictions[test, exits - 1]
+    row = {"consistency": np.mean(agree), "layers": exits.mean()}
+    if table.regression:
+        defined = np.ptp(said) > 0
+        row["correlation"] = np.corrcoef(said, table.labels[test])[0, 1] if defined else np.nan
+    else:
+        row["accuracy"] = np.mean(said == table.labels[test])
+    row["bound"] = cats.clopper_pearson(sum(agree), len(test), 0.01)
+    if method == "naive":
+        row["bound"] = naive(CalibrationSet(scores[keep], consistent[keep]), [exact(epsilon)])[1][0]
+    return row
+
+
+def regression_table(n=200):
+    rng = np.random.default_rng(1)
+    full = rng.normal(2.5, 1, n)
+    outputs = full[:, None] + rng.normal(size=(n, 6)) * np.array([1.5, 1, 0.8, 0.5, 0.3, 0])
+    return cats.ScoreTable(outputs[..., None], rng.random((n, 5)), full + rng.normal(0, 0.3, n))
+
+
+@pytest.mark.parametrize("table", [cats.Synthetic(layers=6).table(200), regression_table()], ids=["classes", "regression"])
+def test_equals_doing_it_by_hand(table):
+    measures, epsilons = ["meta", "patience"], [0.3, 0.05, 0.1]  # unsorted on purpose
+    methods = [*METHODS, "oracle"]
+    frame = cats.evaluate(table, methods, measures, epsilons, trials=3, seed=7)
+    assert len(frame) == len(methods) * 2 * 3 * 3
+    for row in frame.itertuples():
+        expected = by_hand(table, row.method, row.measure, row.epsilon, row.trial, seed=7)
+        for column, value in expected.items():
+            assert getattr(row, column) == pytest.approx(value, abs=1e-9, nan_ok=True), (row, column)
+
+
+def test_trials_are_splits_that_do_not_depend_on_each_other():
+    table = cats.Synthetic(layers=4).table(101)
+    few, many = (cats.evaluate(table, "shared_all", "meta", 0.1, trials=t) for t in (2, 5))
+    assert many[many.trial < 2].reset_index(drop=True).equals(few)
+    masks = [split(101, t) for t in range(5)]
+    assert all(mask.sum() == 80 for mask in masks) and len({mask.tobytes() for mask in masks}) == 5
+    assert (split(101, 0, seed=1) != masks[0]).any()
+
+
+def test_unlabelled_tables_have_no_performance():
+    table = cats.Synthetic(layers=4).table(100)
+    frame = cats.evaluate(cats.ScoreTable(table.logits, table.meta), trials=1)
+    assert list(frame) == ["method", "measure", "epsilon", "trial", "consistency", "layers", "bound"]
+
+
+@given(n=st.integers(1, 9), seed=st.integers(0, 999), epsilon=st.sampled_from([0.05, 0.2, 0.34, 0.5, 0.9]))
+@settings(deadline=None)
+def test_no_rule_beats_the_oracle(n, seed, epsilon):
+    consistent = np.random.default_rng(seed).random((n, 3)) < 0.5
+    exits = cats.oracle_exits(consistent, epsilon)
+    assert exits.sum() == oracles.oracle_layers(consistent, epsilon)
+    wrong = sum(not oracles.agrees(c, k) for c, k in zip(consistent, exits))
+    assert wrong <= epsilon * n
+
+
+def test_the_oracle_needs_the_fewest_layers():
+    table = cats.Synthetic(layers=6).table(500)
+    frame = cats.evaluate(table, [*METHODS, "oracle"], ["meta"], [0.1], trials=5)
+    layers = frame.pivot(index="trial", columns="method", values="layers")
+    consistent = frame.pivot(index="trial", columns="method", values="consistency") >= 0.9
+    for method in METHODS:
+        assert (layers[method] >= layers["oracle"])[consistent[method]].all()
+
+
+def test_refusals_are_reported():
+    with pytest.warns(cats.CalibrationWarning, match="meta, 2 of 2 trials: first_exit cannot promise epsilon=0.01"):
+        cats.evaluate(cats.Synthetic(layers=4).table(50), "first_exit", "meta", 0.01, trials=2)
+
+
+def test_summary_has_mean_and_percentiles():
+    frame = cats.evaluate(cats.Synthetic(layers=4).table(300), ["shared", "first_exit"], trials=9)
+    one = frame[(frame.method == "shared") & (frame.epsilon == 0.1)].layers
+    row = cats.summary(frame).loc[("shared", "meta", 0.1), "layers"]
+    assert row["mean"] == pytest.approx(one.mean()) and row["low"] == pytest.approx(one.quantile(0.16))
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"methods": ["magic"]}, ValueError, "unknown method"),
+        ({"measures": ["magic"]}, ValueError, "unknown measure"),
+        ({"epsilons": [0.1, 2]}, ValueError, "epsilon"),
+        ({"trials": 0}, ValueError, "trial"),
+        ({"options": {"pac": {"delta": 0.1}}}, ValueError, "not among the methods"),
+        ({"options": {"shared": {"delta": 0.1}}}, TypeError, "no options"),
+    ],
+)
+def test_bad_input_is_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        cats.evaluate(cats.Synthetic(layers=3).table(20), **({"methods": ["shared"]} | change))

@@ -1,0 +1,47 @@
+"""The repository keeps its own promises: pins in step, notebooks clean, every notebook in the batch."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+
+
+def test_environment_and_constraints_are_in_step():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {*project["dependencies"], *project["optional-dependencies"]["test"]}
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    pip = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
+    pinned = dict(entry.split("==") for entry in pip if "==" in entry)
+    assert pinned == {name: PINS[name] for name in wanted}
+
+
+def test_every_pin_is_exact():
+    lines = (ROOT / "constraints.txt").read_text().split()
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", line) for line in lines)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_clean(path):
+    notebook = json.loads(path.read_text())
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    assert sum("parameters" in cell["metadata"].get("tags", []) for cell in code) == 1
+    assert notebook["cells"][0]["cell_type"] == "markdown"
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+
+
+@pytest.mark.parametrize("profile", ["demo", "short"])
+def test_every_notebook_is_in_the_batch(profile):
+    parameters = yaml.safe_load((ROOT / f"notebooks/profiles/{profile}.yaml").read_text())["parameters"]
+    assert sorted(parameters) == [path.stem for path in NOTEBOOKS]
+    for path in NOTEBOOKS:  # a misspelt parameter would be ignored in silence
+        cells = json.loads(path.read_text())["cells"]
+        source = next("".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", []))
+        assert set(parameters[path.stem] or {}) <= set(re.findall(r"^(\w+) =", source, flags=re.M))

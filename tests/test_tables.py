@@ -1,0 +1,162 @@
+"""ScoreTable: what it derives, what it refuses, and files that come back whole or not at all."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import cats
+from cats import MEASURES, ScoreTable
+from cats.measures import NEEDS_CLASSES
+
+
+@pytest.fixture
+def table():
+    return cats.Synthetic(layers=5, classes=4).table(50)
+
+
+@pytest.fixture
+def regression():
+    rng = np.random.default_rng(0)
+    return ScoreTable(rng.normal(2, 1, (30, 4, 1)), rng.random((30, 3)), rng.normal(2, 1, 30))
+
+
+def slow_scores(table, measure):
+    """Each measure for one input and layer at a time."""
+    n, l, classes = table.logits.shape
+    out = np.zeros((n, l - 1))
+    for i in range(n):
+        p = np.exp(table.logits[i].astype(float))
+        p /= p.sum(axis=1, keepdims=True)
+        said, streak = table.logits[i].argmax(axis=1), 0
+        for k in range(l - 1):
+            streak = streak + 1 if k and said[k] == said[k - 1] else 0
+            first, second = sorted(p[k])[-1], sorted(p[k])[-2]
+            out[i, k] = {
+                "sm": first,
+                "diff": first - second,
+                "entropy": 1 + sum(q * np.log(q) for q in p[k]) / np.log(classes),
+                "kl": np.exp(-sum(a * np.log(a / b) for a, b in zip(p[k - 1], p[k]))) if k else 0,
+                "patience": streak / (l - 1),
+            }[measure]
+    return out
+
+
+@pytest.mark.parametrize("measure", ["sm", "diff", "entropy", "kl", "patience"])
+def test_measures_equal_the_slow_ones(table, measure):
+    np.testing.assert_allclose(table.scores(measure), slow_scores(table, measure), atol=1e-12)
+
+
+def test_every_measure_is_a_score_in_the_unit_interval(table):
+    for measure in MEASURES:
+        scores = table.scores(measure)
+        assert scores.shape == (50, 4) and scores.min() >= 0 and scores.max() <= 1
+    assert (table.scores("random", seed=1) == table.scores("random", seed=1)).all()
+    assert (table.scores("random", seed=1) != table.scores("random", seed=2)).any()
+
+
+def test_consistent_and_correct(table, regression):
+    said = table.logits.argmax(axis=-1)
+    assert (table.consistent == (said[:, :-1] == said[:, [-1]])).all()
+    assert (table.correct == (said == table.labels[:, None])).all()
+    output = regression.logits[..., 0]
+    assert (regression.consistent == (abs(output[:, :-1] - output[:, [-1]]) <= 0.5)).all()
+    assert not regression.consistent.all() and regression.consistent.any()
+    assert (ScoreTable(regression.logits, regression.meta, tau=9).consistent).all()
+
+
+@pytest.mark.parametrize("measure", NEEDS_CLASSES)
+def test_softmax_measures_refuse_regression(regression, measure):
+    with pytest.raises(ValueError, match="regression table"):
+        regression.scores(measure)
+    assert regression.scores("patience").shape == regression.scores("meta").shape == (30, 3)
+
+
+def test_unknown_measure(table):
+    with pytest.raises(ValueError, match="unknown measure 'softmax'; there are meta, sm"):
+        table.scores("softmax")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_round_trip(tmp_path, table, dtype):
+    made = ScoreTable(table.logits.astype(dtype), table.meta.astype(dtype), table.labels, {"task": "x", "seed": 3}, tau=0.25)
+    back = ScoreTable.load(made.save(tmp_path / "new" / "table.safetensors"))
+    for name in ("logits", "meta", "labels"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(made, name))
+    assert back.metadata == made.metadata and back.tau == 0.25 and back.logits.dtype == dtype
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["table.safetensors"]  # nothing left aside
+    first = (tmp_path / "new" / "table.safetensors").read_bytes()
+    assert made.save(tmp_path / "again.safetensors").read_bytes() == first
+
+
+def test_unlabelled_round_trip(tmp_path, table):
+    back = ScoreTable.load(ScoreTable(table.logits, table.meta).save(tmp_path / "t.safetensors"))
+    assert back.labels is None and (back.consistent == table.consistent).all()
+    with pytest.raises(ValueError, match="no labels"):
+        back.correct
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, table):
+    path = table.save(tmp_path / "t.safetensors")
+    before = path.read_bytes()
+    table.metadata["odd"] = object()  # JSON cannot hold it
+    with pytest.raises(TypeError):
+        table.save(path)
+    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_take(table):
+    part = table.take(np.arange(50) % 2 == 0)
+    assert len(part) == 25 and (part.consistent == table.consistent[::2]).all() and part.sha256 != table.sha256
+
+
+LOGITS, META, LABELS = np.zeros((4, 3, 2)), np.zeros((4, 2)), np.zeros(4, int)
+
+
+@pytest.mark.parametrize(
+    "parts, error, message",
+    [
+        ((LOGITS[0], META, LABELS), ValueError, r"shape \(n, l, C\)"),
+        ((LOGITS[:, :1], META[:, :0], LABELS), ValueError, "l >= 2"),
+        ((LOGITS, META[:3], LABELS), ValueError, "meta must have shape"),
+        ((LOGITS, np.zeros((4, 3)), LABELS), ValueError, "meta must have shape"),
+        ((LOGITS, META, LABELS[:2]), ValueError, "labels must have shape"),
+        ((LOGITS, META, LABELS + 2), ValueError, r"0\.\.1, got 2\.\.2"),
+        ((LOGITS, META, LABELS - 1), ValueError, r"0\.\.1"),
+        ((LOGITS, META, LABELS.astype(float)), TypeError, "integers"),
+        ((LOGITS.astype(int), META, LABELS), TypeError, "floating point"),
+        ((LOGITS + np.nan, META, LABELS), ValueError, "NaN"),
+        ((LOGITS, META + np.inf, LABELS), ValueError, "infinite"),
+        ((LOGITS[..., :1], META, np.full(4, np.nan)), ValueError, "finite"),
+    ],
+)
+def test_parts_that_disagree_are_refused(parts, error, message):
+    with pytest.raises(error, match=message):
+        ScoreTable(*parts)
+
+
+def test_broken_files_are_refused(tmp_path, table):
+    path = table.save(tmp_path / "t.safetensors")
+    whole, broken = path.read_bytes(), tmp_path / "broken.safetensors"
+    for cut in (0, 7, 100, len(whole) // 2, len(whole) - 1):
+        broken.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match="not a whole safetensors file"):
+            ScoreTable.load(broken)
+    broken.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # one bit of the last array
+    with pytest.raises(ValueError, match="changed after it was written|do not fit"):
+        ScoreTable.load(broken)
+    with pytest.raises(FileNotFoundError, match="no ScoreTable at"):
+        ScoreTable.load(tmp_path / "missing.safetensors")
+
+    arrays = load_file(path)
+    header = {"format": "cats.ScoreTable/1", "tau": 0.5, "sha256": "", "metadata": {}}
+    save_file(arrays, broken)
+    with pytest.raises(ValueError, match="not a ScoreTable"):
+        ScoreTable.load(broken)
+    save_file({"logits": arrays["logits"]}, broken, {"cats": json.dumps(header)})
+    with pytest.raises(ValueError, match="holds"):
+        ScoreTable.load(broken)
+    save_file(arrays | {"meta": arrays["meta"][:-1]}, broken, {"cats": json.dumps(header)})
+    with pytest.raises(ValueError, match="do not fit together.*meta must have shape"):
+        ScoreTable.load(broken)
