@@ -3,23 +3,44 @@
     make figures                          the default profile
     make figures PROFILE=cpu              another one
 
-A notebook runs again when it, the package, a table or one of its parameters has changed, and only then.
+A profile (notebooks/profiles/NAME.yaml) names the training runs, task x model x seed, and the parameters of the other
+notebooks. A notebook runs again when it, the package, its parameters or what it reads has changed, and only then.
 """
 
 import json
 import os
 from glob import glob
+from pathlib import Path
 
 PROFILE = config["profile"]
-PARAMETERS = config["parameters"]
 OUT = f"build/{PROFILE}"
 FIGURES = config.get("figures", "figures")
+PARAMETERS = config["parameters"]
+STAGES = ["02_fine_tuning", "03_early_heads", "04_meta_classifiers", "05_scores"]
+# what a stage does not know yet is not given to it, so that changing it leaves that stage alone
+LATER = {"02_fine_tuning": {"early", "meta"}, "03_early_heads": {"meta"}}
+RUNS = {f"{run['task']}-{Path(run['model']).name}-{run.get('seed', 0)}": run for run in config.get("runs", [])}
+THREADS = config.get("threads", 1)
+
 os.environ["CATS_FIGURES"] = os.path.abspath(FIGURES)  # a short run must not replace the real figures
+
+
+wildcard_constraints:
+    stage="|".join(STAGES),
+    run="|".join(RUNS) or "none",
+
+
+# papermill saves after every cell, so a failed notebook is left as .running.ipynb with its traceback
+EXECUTE = (
+    "OMP_NUM_THREADS={threads} papermill {input.notebook} {params.running} --cwd notebooks --kernel python3"
+    " -y {params.values:q} --progress-bar 2>&1 | tee {log} && mv {params.running} {output[0]}"
+)
 
 
 rule all:
     input:
         expand(f"{OUT}/{{notebook}}.ipynb", notebook=PARAMETERS),
+        expand(f"{OUT}/runs/{{run}}/{{stage}}.ipynb", run=RUNS, stage=STAGES),
 
 
 rule notebook:
@@ -37,6 +58,33 @@ rule notebook:
     log:
         f"{OUT}/{{notebook}}.log",
     shell:
-        # papermill saves after every cell, so a failed notebook is left as .running.ipynb with its traceback
-        "papermill {input.notebook} {params.running} --cwd notebooks --kernel python3 -y {params.values:q} --progress-bar"
-        " 2>&1 | tee {log} && mv {params.running} {output[0]}"
+        EXECUTE
+
+
+def before(wildcards):
+    """The stage a stage goes on from."""
+    i = STAGES.index(wildcards.stage)
+    return f"{OUT}/runs/{wildcards.run}/{STAGES[i - 1]}.ipynb" if i else []
+
+
+def settings(wildcards):
+    values = {"folder": f"{OUT}/runs/{wildcards.run}"} | RUNS[wildcards.run]
+    return json.dumps({name: value for name, value in values.items() if name not in LATER.get(wildcards.stage, ())})
+
+
+rule stage:
+    input:
+        notebook="notebooks/{stage}.ipynb",
+        package=glob("cats/*.py"),
+        before=before,
+    params:
+        values=settings,
+        running=f"{OUT}/runs/{{run}}/{{stage}}.running.ipynb",
+    output:
+        f"{OUT}/runs/{{run}}/{{stage}}.ipynb",
+        f"{FIGURES}/{{stage}}-{{run}}.json",
+    log:
+        f"{OUT}/runs/{{run}}/{{stage}}.log",
+    threads: THREADS
+    shell:
+        EXECUTE

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pandas as pd
+from scipy.stats import rankdata
 from tqdm.auto import tqdm
 
 from cats.calibration import (
@@ -17,6 +18,7 @@ from cats.calibration import (
     probability,
     why_not,
 )
+from cats.tables import ScoreTable
 
 ORACLE = "oracle"  # not a calibrator: it sees the answers
 
@@ -211,3 +213,51 @@ def summary(frame, low=0.16, high=0.84):
     grouped = frame.groupby(keys, sort=False)[values]
     parts = {"mean": grouped.mean(), "low": grouped.quantile(low), "high": grouped.quantile(high)}
     return pd.concat(parts, axis=1).swaplevel(axis=1).sort_index(axis=1)
+
+
+# --- layer by layer -------------------------------------------------------------------------------------------------
+
+
+def auroc(scores, positive):
+    """The probability that a positive input scores above a negative one (ties count half); NaN if either kind is missing."""
+    positive = np.asarray(positive, bool)
+    n, m = positive.sum(), (~positive).sum()
+    if not n or not m:
+        return np.nan
+    return (rankdata(scores)[positive].sum() - n * (n + 1) / 2) / (n * m)
+
+
+def calibration_error(confidence, right, bins=15):
+    """Expected calibration error (Guo et al. 2017): mean gap between confidence and accuracy over equal bins."""
+    index = np.minimum((np.asarray(confidence) * bins).astype(int), bins - 1)
+    gaps = np.bincount(index, confidence, bins) - np.bincount(index, right, bins)
+    return np.abs(gaps).sum() / len(index)
+
+
+def by_layer(table, temperature=None):
+    """One row a layer: consistency, accuracy (or correlation), AUROC of M_k and of p max for consistency, calibration error.
+
+    With the heads' temperatures (l-1,) the calibration error before temperature scaling is given, too.
+    """
+    consistent, rows = table.consistent, []
+    softmax = None if table.regression else table.scores("sm")
+    plain = None
+    if temperature is not None and not table.regression:
+        unscaled = table.logits.astype(float)
+        unscaled[:, :-1] *= np.asarray(temperature)[:, None]
+        plain = ScoreTable(unscaled, table.meta).scores("sm")
+    for k in range(table.n_layers - 1):
+        row = {"layer": k + 1, "consistency": consistent[:, k].mean()}
+        if table.labels is not None and table.regression:
+            row["correlation"] = np.corrcoef(table.predictions[:, k], table.labels)[0, 1]
+        elif table.labels is not None:
+            row["accuracy"] = table.correct[:, k].mean()
+        row["auroc_meta"] = auroc(table.meta[:, k], consistent[:, k])
+        if softmax is not None:
+            row["auroc_sm"] = auroc(softmax[:, k], consistent[:, k])
+        if softmax is not None and table.labels is not None:
+            if plain is not None:
+                row["ece_before"] = calibration_error(plain[:, k], table.correct[:, k])
+            row["ece"] = calibration_error(softmax[:, k], table.correct[:, k])
+        rows.append(row)
+    return pd.DataFrame(rows)

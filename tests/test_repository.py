@@ -37,11 +37,20 @@ def test_notebook_is_clean(path):
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
 
 
-@pytest.mark.parametrize("profile", ["demo", "short"])
+def parameter_names(path):
+    cells = json.loads(path.read_text())["cells"]
+    source = next("".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", []))
+    return set(re.findall(r"^(\w+) =", source, flags=re.M))
+
+
+@pytest.mark.parametrize("profile", sorted(path.stem for path in (ROOT / "notebooks/profiles").glob("*.yaml")))
 def test_every_notebook_is_in_the_batch(profile):
-    parameters = yaml.safe_load((ROOT / f"notebooks/profiles/{profile}.yaml").read_text())["parameters"]
-    assert sorted(parameters) == [path.stem for path in NOTEBOOKS]
+    content = yaml.safe_load((ROOT / f"notebooks/profiles/{profile}.yaml").read_text())
+    stages = re.search(r"^STAGES = (\[.*\])", (ROOT / "Snakefile").read_text(), flags=re.M)[1]
+    given = dict(content["parameters"])
+    for run in content["runs"]:
+        given |= dict.fromkeys(json.loads(stages), None)
+        assert set(run) <= parameter_names(ROOT / "notebooks/05_scores.ipynb")
+    assert content["profile"] == profile and sorted(given) == [path.stem for path in NOTEBOOKS]
     for path in NOTEBOOKS:  # a misspelt parameter would be ignored in silence
-        cells = json.loads(path.read_text())["cells"]
-        source = next("".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", []))
-        assert set(parameters[path.stem] or {}) <= set(re.findall(r"^(\w+) =", source, flags=re.M))
+        assert set(given[path.stem] or {}) <= parameter_names(path)

@@ -1,0 +1,332 @@
+"""The full model F, one layer at a time (Section 3 of the paper).
+
+A fine-tuned Hugging Face classifier is driven from outside, with Hugging Face's own modules: embeddings, then l layers, then
+its own classifier. Between two layers the caller may read the [CLS] vectors, and let the rows that have exited leave the batch.
+
+    backbone = Backbone.from_pretrained("path/to/a-fine-tuned-albert")
+    state = backbone.start(tokenizer(texts, padding=True, return_tensors="pt"))
+    for k in range(1, backbone.n_layers):            # layers are 1-based
+        state = backbone.step(state, k)
+        early = heads[k](backbone.cls(state))        # F_k(x), (rows, C)
+        state = backbone.keep(state, ~exits(early))  # the rows that have not exited go on, in a smaller batch
+    state = backbone.step(state, backbone.n_layers)
+    logits = backbone.finish(state)                  # F_l = F
+
+How to add a family. Read the `forward` of its model and of its encoder in transformers, and write down where it differs from BERT,
+as a subclass of `Bert`: `layers` (where they are), `embed` (token ids to the first layer's input), `context` (what the layers need
+besides the hidden state), `apply` (how one layer is called) and `head` (last hidden state to logits). Then name it in `FAMILIES`
+by its `config.model_type`. One that differs in nothing, as CamemBERT from RoBERTa, is one line: `FAMILIES["camembert"] = Roberta`.
+The test to pass: stepping through all layers gives the logits of the model itself. Add a line to the table in its test file.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
+from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
+
+# ------------------------------------------------------------------------------------------------------------------------------
+# Families: what differs between one Hugging Face encoder and the next, and nothing else
+
+
+class Bert:
+    """BERT, MobileBERT, and the parts that the other families share with them.
+
+    MobileBERT's embeddings also read the next token, and [PAD] is not zero there. So in transformers itself, and here, its answer
+    for a text changes with padding or none after it (not with how much): let every row end in at least one column of padding.
+    """
+
+    def __init__(self, model):
+        self.model, self.base, self.config = model, model.base_model, model.config
+
+    def layers(self):
+        """The l layers in the order in which they are applied."""
+        return self.base.encoder.layer
+
+    def embed(self, input_ids, token_type_ids, mask):
+        """Input of the first layer, (rows, tokens, d)."""
+        return self.base.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)
+
+    def context(self, hidden, mask):
+        """What the layers need besides `hidden`, as keyword arguments. It follows from shape and padding; `keep` rebuilds it."""
+        return {"attention_mask": create_bidirectional_mask(self.config, hidden, mask)}
+
+    def apply(self, layer, hidden, mask, context):
+        """One layer, (rows, tokens, d) to the same."""
+        out = layer(hidden, **context)
+        return out[0] if isinstance(out, tuple) else out
+
+    def head(self, hidden, mask):
+        """Logits of the model's own classifier, (rows, C)."""
+        return self.model.classifier(self.model.dropout(self.base.pooler(hidden)))
+
+
+class Albert(Bert):
+    """A layer is one pass through a layer group. Groups are shared: with one group, all l layers are the same module."""
+
+    def layers(self):
+        groups, l = self.base.encoder.albert_layer_groups, self.config.num_hidden_layers
+        return [groups[int(i / (l / len(groups)))] for i in range(l)]
+
+    def embed(self, input_ids, token_type_ids, mask):
+        return self.base.encoder.embedding_hidden_mapping_in(super().embed(input_ids, token_type_ids, mask))
+
+    def head(self, hidden, mask):
+        pooled = self.base.pooler_activation(self.base.pooler(hidden[:, 0]))  # (rows, d)
+        return self.model.classifier(self.model.dropout(pooled))
+
+
+class Roberta(Bert):
+    """RoBERTa and XLM-R: the classifier does its own pooling. Positions count from the padding id, inside the embeddings."""
+
+    def head(self, hidden, mask):
+        return self.model.classifier(hidden)
+
+
+class Electra(Roberta):
+    """The embeddings may be narrower than the layers."""
+
+    def embed(self, input_ids, token_type_ids, mask):
+        hidden = super().embed(input_ids, token_type_ids, mask)
+        return self.base.embeddings_project(hidden) if hasattr(self.base, "embeddings_project") else hidden
+
+
+class MPNet(Roberta):
+    """One relative position bias, computed once and added in every layer."""
+
+    def context(self, hidden, mask):
+        return super().context(hidden, mask) | {"position_bias": self.base.encoder.compute_position_bias(hidden)}
+
+
+class DistilBert(Bert):
+    """No token types, no pooler."""
+
+    def layers(self):
+        return self.base.transformer.layer
+
+    def embed(self, input_ids, token_type_ids, mask):
+        return self.base.embeddings(input_ids)
+
+    def head(self, hidden, mask):
+        pooled = nn.functional.relu(self.model.pre_classifier(hidden[:, 0]))  # (rows, d)
+        return self.model.classifier(self.model.dropout(pooled))
+
+
+class DebertaV2(Bert):
+    """DeBERTa v2 and v3: relative positions in every layer, a mask of pairs, and perhaps a convolution beside the first layer."""
+
+    def embed(self, input_ids, token_type_ids, mask):
+        return self.base.embeddings(input_ids=input_ids, token_type_ids=token_type_ids, mask=mask)
+
+    def context(self, hidden, mask):
+        encoder = self.base.encoder
+        return {
+            "attention_mask": encoder.get_attention_mask(mask),  # (rows, 1, tokens, tokens)
+            "relative_pos": encoder.get_rel_pos(hidden),  # (1, tokens, tokens)
+            "rel_embeddings": encoder.get_rel_embedding(),  # (2 * span, d)
+        }
+
+    def apply(self, layer, hidden, mask, context):
+        out = super().apply(layer, hidden, mask, context)
+        encoder = self.base.encoder
+        if encoder.conv is not None and layer is encoder.layer[0]:
+            out = encoder.conv(hidden, out, mask)  # reads the embeddings: they are zero at padding, so trimming is safe
+        return out
+
+    def head(self, hidden, mask):
+        return self.model.classifier(self.model.dropout(self.model.pooler(hidden)))
+
+
+class ModernBert(Bert):
+    """Two kinds of layers, global and local, each with its own mask and its own rotary positions; one norm after the last."""
+
+    def layers(self):
+        return self.base.layers
+
+    def embed(self, input_ids, token_type_ids, mask):
+        return self.base.embeddings(input_ids)
+
+    def context(self, hidden, mask):
+        masks = {"full_attention": create_bidirectional_mask, "sliding_attention": create_bidirectional_sliding_window_mask}
+        positions = torch.arange(hidden.shape[1], device=hidden.device)[None]  # (1, tokens)
+        return {
+            kind: {
+                "attention_mask": masks[kind](self.config, hidden, mask),
+                "position_embeddings": self.base.rotary_emb(hidden, positions, kind),
+            }
+            for kind in set(self.config.layer_types)
+        }
+
+    def apply(self, layer, hidden, mask, context):
+        return layer(hidden, **context[layer.attention_type])
+
+    def head(self, hidden, mask):
+        hidden = self.base.final_norm(hidden)
+        if self.config.classifier_pooling == "mean":
+            pooled = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)  # (rows, d)
+        else:
+            pooled = hidden[:, 0]
+        return self.model.classifier(self.model.drop(self.model.head(pooled)))
+
+
+FAMILIES = {
+    "albert": Albert,
+    "bert": Bert,
+    "deberta-v2": DebertaV2,
+    "distilbert": DistilBert,
+    "electra": Electra,
+    "mobilebert": Bert,
+    "modernbert": ModernBert,
+    "mpnet": MPNet,
+    "roberta": Roberta,
+    "xlm-roberta": Roberta,
+}
+
+# ------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class State:
+    """What travels through the layers, for the rows that are still there."""
+
+    # one entry a row; `keep` selects from these
+    hidden: Tensor  # (rows, tokens, d)
+    mask: Tensor  # (rows, tokens), 1 at tokens and 0 at padding
+    # for all rows together; `keep` builds it again
+    context: dict  # attention masks, relative positions: whatever the family's layers ask for
+    layer: int = 0  # layers applied so far
+
+
+class Backbone:
+    """A frozen Hugging Face classifier as embeddings, l layers and a classifier.
+
+    The model is put in evaluation mode, and is otherwise untouched. Attributes: `model`, `family` (a key of `FAMILIES`),
+    `n_layers` (l), `hidden_size` (d) and `num_labels` (C).
+
+    It drives one plain model in memory: a wrapper (DataParallel, PEFT, torch.compile) has to be taken off first.
+    """
+
+    def __init__(self, model):
+        config = getattr(model, "config", None)
+        self.family = getattr(config, "model_type", None)
+        classifier = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), ())
+        if self.family not in FAMILIES or not isinstance(model, classifier) or getattr(config, "is_decoder", False):
+            raise TypeError(
+                f"{type(model).__name__} is not a model that can be run layer by layer here: it has to be an encoder with a "
+                f"sequence classification head, of one of the families {', '.join(FAMILIES)}"
+            )
+        self.model = model.eval()  # F is fixed: no dropout
+        self.glue = FAMILIES[self.family](model)
+        self.layers = list(self.glue.layers())
+        self.n_layers, self.hidden_size, self.num_labels = len(self.layers), config.hidden_size, config.num_labels
+
+    @classmethod
+    def from_pretrained(cls, name_or_path, **kwargs):
+        """Load a fine-tuned classifier from a folder or from the Hub, in float32 unless a `dtype` is given.
+
+        `kwargs` go to `AutoModelForSequenceClassification.from_pretrained`. Refuses a checkpoint without classifier weights:
+        Hugging Face would draw them at random, and the guarantee would be agreement with a random model.
+        """
+        kwargs = {"dtype": torch.float32} | kwargs
+        try:
+            model, info = AutoModelForSequenceClassification.from_pretrained(name_or_path, output_loading_info=True, **kwargs)
+        except OSError as error:
+            raise FileNotFoundError(
+                f"no model could be loaded from {str(name_or_path)!r}. It is neither a folder with a saved model nor a model "
+                f"that the Hugging Face Hub could give now; without a network, name a folder. Their message: {error}"
+            ) from error
+        backbone = cls(model)
+        if info["missing_keys"]:
+            raise ValueError(
+                f"{str(name_or_path)!r} is not fine-tuned for classification, it has no {', '.join(sorted(info['missing_keys']))}. "
+                "Fine-tune it first; to wrap an untrained model on purpose, call Backbone(model)"
+            )
+        return backbone
+
+    @cached_property
+    def fingerprint(self):
+        """A hash of architecture and weights: what was made from one model is refused by another."""
+        digest = hashlib.sha256(f"{self.family} {self.n_layers} {self.hidden_size} {self.num_labels}".encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    @property
+    def extra_padding(self):
+        """Columns of padding that every row must end in, for its answer not to depend on the other rows of its batch."""
+        return 1 if self.family == "mobilebert" else 0
+
+    @property
+    def max_tokens(self):
+        """The longest input the position embeddings allow, padding that must follow it included."""
+        config, longest = self.model.config, getattr(self.model.config, "max_position_embeddings", None) or 512
+        if self.family in ("roberta", "xlm-roberta", "mpnet"):
+            longest -= config.pad_token_id + 1  # positions count from the padding id
+        return longest - self.extra_padding
+
+    def start(self, batch) -> State:
+        """Embeddings and masks of a tokenised batch, before the first layer.
+
+        batch: a mapping with `input_ids` (rows, tokens), and perhaps `attention_mask` (default: no padding) and `token_type_ids`
+        (ignored by models that know only one type). Tensors are moved to the model's device.
+        """
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if batch.get(name) is not None}
+        shapes = {name: tuple(value.shape) for name, value in inputs.items()}
+        if len(shapes["input_ids"]) != 2 or len(set(shapes.values())) > 1:
+            raise ValueError(f"start wants tensors of one shape (rows, tokens), got {shapes}")
+        inputs = {name: value.to(self.model.device) for name, value in inputs.items()}
+        ids = inputs["input_ids"]
+        mask = inputs.get("attention_mask", torch.ones_like(ids)).long()  # DeBERTa subtracts it, so it must not be bool
+        types = inputs.get("token_type_ids") if getattr(self.model.config, "type_vocab_size", 0) > 1 else None
+        hidden = self.glue.embed(ids, types, mask)  # (rows, tokens, d)
+        return State(hidden, mask, self.glue.context(hidden, mask))
+
+    def step(self, state, k) -> State:
+        """Apply layer k, in 1..l. Layers come in order: the state knows how many it has seen."""
+        if k != state.layer + 1 or k > self.n_layers:
+            raise ValueError(f"layer {k} cannot follow layer {state.layer} of {self.n_layers}")
+        hidden = state.hidden
+        if len(hidden):  # Hugging Face's layers fail on an empty batch; a loop in which every row has exited need not
+            hidden = self.glue.apply(self.layers[k - 1], hidden, state.mask, state.context)
+        return replace(state, hidden=hidden, layer=k)
+
+    def cls(self, state) -> Tensor:
+        """h_[CLS] after the current layer (Section 3.1), (rows, d): what the early heads read.
+
+        As everywhere in transformers this is position 0, also where that is padding: pad on the right. For ModernBERT it is the
+        residual stream, before the final norm.
+        """
+        return state.hidden[:, 0]
+
+    def finish(self, state) -> Tensor:
+        """Logits of F itself, (rows, C), after layer l: its own pooler, norm and classifier."""
+        if state.layer != self.n_layers:
+            raise ValueError(f"the classifier of F comes after layer {self.n_layers}, not after layer {state.layer}")
+        return self.glue.head(state.hidden, state.mask)
+
+    def keep(self, state, rows, trim=True) -> State:
+        """Only these rows, in this order: a LongTensor of row numbers or a bool tensor (rows,).
+
+        trim: also cut the columns at the end which are padding in every row that is left. No token ever attends to them, so this
+        changes nothing but the time. Only done for right padding, where every row begins with a token: a [CLS] that is itself
+        padding may have nothing to attend to, and then attends to all columns alike.
+        """
+        rows = rows.to(state.mask.device)
+        mask, width = state.mask[rows], state.mask.shape[1]
+        if trim and len(mask) and mask[:, 0].all():
+            width = int(mask.any(0).nonzero().max()) + 1
+        hidden, mask = state.hidden[rows, :width], mask[:, :width]
+        return replace(state, hidden=hidden, mask=mask, context=self.glue.context(hidden, mask))
+
+    @torch.no_grad()  # and not inference_mode: heads are trained on these
+    def states(self, batch):
+        """([CLS] after every layer (rows, l, d), logits of F (rows, C)): all that training and calibration need of F."""
+        state, cls = self.start(batch), []
+        for k in range(1, self.n_layers + 1):
+            state = self.step(state, k)
+            cls.append(self.cls(state).clone())  # a view would keep all tokens of all layers in memory
+        return torch.stack(cls, 1), self.finish(state)

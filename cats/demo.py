@@ -1,0 +1,265 @@
+"""Four small corpora with known difficulty, and a deep encoder that learns them in a minute on two cores.
+
+Nothing is downloaded.  Each corpus mirrors one of the paper's tasks and keeps its columns; one more column, `difficulty`
+(1 to 5), counts the operations a reader must undo before the answer is plain:
+
+    1  The plot was superb and the cast was funny.                                               positive
+    2  The cast was not funny and the plot was not superb.   |   Although ..., ...
+    3  Although the cast was funny, the plot was not superb.                                     negative
+    4  Although the cast was funny, Anna was wrong to say that the plot was not superb.          positive
+    5  Some say that although ..., Anna was wrong to say that ..., and they are wrong.           negative
+
+Labels follow from the text by rule, so an early layer can be right on the easy ones and later layers are needed for the rest.
+The plainest level can always be answered from single words, which is what gets a network trained from scratch off the ground.
+
+>>> corpus("sentiment", "train", 3).column_names
+['text', 'label', 'difficulty']
+"""
+import random
+import zlib
+
+from datasets import ClassLabel, Dataset, Features, Value
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AlbertConfig, ModernBertConfig, PreTrainedTokenizerFast
+
+LABELS = {
+    "sentiment": ["negative", "positive"],
+    "claims": ["SUPPORTS", "REFUTES", "NOT ENOUGH INFO"],
+    "topics": ["World", "Sports", "Business", "Sci/Tech"],
+    "similarity": None,  # a score from 0 to 5
+}
+COLUMNS = {"sentiment": ["text"], "claims": ["claim", "evidence"], "topics": ["text"], "similarity": ["sentence1", "sentence2"]}
+LEVELS = range(1, 6)
+MAX_LENGTH = 48
+SHARES = {"train": range(0, 70), "validation": range(70, 85), "test": range(85, 100)}  # percent of all texts, by hash
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Words
+
+GOOD = "wonderful superb gripping moving charming brilliant clever funny elegant fresh".split()
+BAD = "awful dull boring clumsy tedious terrible silly weak shallow stale".split()
+FILM = "plot cast music script ending camera dialogue story acting humour".split()
+SCALE = ["terrible awful", "poor bad", "mediocre dull", "decent fair", "good fine", "superb excellent"]  # 0 to 5
+SCALE = [words.split() for words in SCALE]
+HOTEL = "food room service pool view staff breakfast bar garden lift beach bed dinner wine tour spa".split()
+STARS = "no one two three four five".split()
+RATERS = "guests visitors critics readers families couples tourists reporters".split()
+PEOPLE = "anna ben carl dora emil fay".split()
+CROWDS = "voters workers students farmers drivers nurses".split()
+PLANS = "plan tax strike law treaty reform bridge tunnel".split()
+BACK, OPPOSE, KNOW = "back support favour".split(), "oppose reject resist".split(), "know discuss mention".split()
+LOW, HIGH = "10 20 30 40".split(), "60 70 80 90".split()
+TOPICS = [
+    "minister embassy treaty border refugees parliament ceasefire president summit senate".split(),
+    "goalkeeper coach striker tournament referee marathon olympics quarterback stadium playoffs".split(),
+    "shares profit merger investors bank retailer inflation earnings takeover bonds".split(),
+    "software telescope browser genome satellite chip vaccine robot spacecraft laptop".split(),
+]
+OUTLETS = "story report piece column bulletin feature".split()
+GRAMMAR = (
+    "the a was were is are not hardly really quite very and but although , . right wrong to say that some they gave awarded stars most"
+    " few percent of about wrote one editor printed dropped former latter rather than"
+).split()
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A statement: a clause with a value, wrapped in operations that move or flip the value
+
+
+def contrast(rng, main, aside):
+    """Two clauses of which only `main` counts."""
+    form = rng.choice(["although {aside} , {main}", "{aside} but {main}", "{main} although {aside}"])
+    return form.format(main=main, aside=aside)
+
+
+def statement(rng, level, value, aside, clause, flip):
+    """A sentence whose value is `value`, after undoing `level - 1` operations; `aside` is the value of what does not count.
+
+    `clause(subject, value, negated)` renders one clause about subject 0 or 1; a negated clause says `flip(value)` and "not".
+    """
+    if level == 1:
+        return clause(0, value, False)
+    if level == 2:
+        if rng.random() < 0.5:
+            return clause(0, value, True)
+        return contrast(rng, clause(0, value, False), clause(1, aside, False))
+    negated = rng.random() < 0.5  # exactly one of the two clauses is
+    said, verdict = value, ""
+    if level == 5:
+        verdict = rng.choice(["right", "wrong"])
+        said = flip(said) if verdict == "wrong" else said
+    report = ""
+    if level >= 4:
+        judged = rng.choice(["right", "wrong"])
+        said = flip(said) if judged == "wrong" else said
+        report = f"{rng.choice(PEOPLE)} was {judged} to say that "
+    text = contrast(rng, report + clause(0, said, negated), clause(1, aside, not negated))
+    return f"some say that {text} , and they are {verdict}" if verdict else text
+
+
+def sentiment(rng, level):
+    label, subjects = rng.randrange(2), rng.sample(FILM, 2)
+
+    def clause(subject, value, negated):
+        word = rng.choice([BAD, GOOD][value ^ negated])
+        adverb = rng.choice(["not", "hardly"]) if negated else rng.choice(["", "really", "very"])
+        return f"the {subjects[subject]} was {adverb} {word}"
+
+    text = statement(rng, level, label, rng.randrange(2), clause, lambda value: 1 - value)
+    if " but " not in text and "although" not in text:  # one clause alone is short: say it twice
+        text += " and " + clause(1, label, level == 2)
+    return [text], label
+
+
+def similarity(rng, level):
+    anchor = rng.randrange(6) if level == 5 else rng.choice([4, 5])
+    value, subjects = rng.randrange(6), rng.sample(HOTEL, 2)
+
+    def clause(subject, value, negated):
+        word = rng.choice(SCALE[5 - value if negated else value])
+        adverb = rng.choice(["not", "hardly"]) if negated else rng.choice(["", "really", "quite"])
+        return f"the {subjects[subject]} was {adverb} {word}"
+
+    rating = f"{rng.choice(RATERS)} {rng.choice(['gave', 'awarded'])} the {subjects[0]} {STARS[anchor]} stars"
+    text = statement(rng, min(level, 4), value, rng.randrange(6), clause, lambda value: 5 - value)
+    return [rating, text], 5 - abs(anchor - value)
+
+
+def claims(rng, level):
+    label, crowds, plan = rng.randrange(3), rng.sample(CROWDS, 2), rng.choice(PLANS)
+    most = level < 5 or rng.random() < 0.5
+
+    def clause(subject, value, negated):  # value: 1 most are for it, 0 few are, 2 nothing to the point
+        share = rng.choice(LOW + HIGH if value == 2 else [LOW, HIGH][value ^ negated])
+        verb = rng.choice(KNOW if value == 2 else OPPOSE if negated else BACK)
+        return f"{share} percent of {crowds[subject]} {verb} the {plan}"
+
+    value = 2 if label == 2 else int(most == (label == 0))
+    claim = f"{'most' if most else 'few'} {crowds[0]} {rng.choice(BACK)} the {plan}"
+    text = statement(rng, min(level, 4), value, rng.randrange(3), clause, lambda value: (1, 0, 2)[value])
+    return [claim, text], label
+
+
+def topics(rng, level):
+    label = rng.randrange(4)
+    word = lambda topic: rng.choice(TOPICS[topic])
+    other = (label + rng.randrange(1, 4)) % 4
+
+    def subject(topic, hidden):
+        aside = word((topic + rng.randrange(1, 4)) % 4)
+        if not hidden:
+            return f"the {word(topic)}"
+        return rng.choice(["the {0} rather than the {1}", "not the {1} but the {0}"]).format(word(topic), aside)
+
+    outlet, writer = rng.choice(OUTLETS), rng.choice(PEOPLE)
+    if level == 1:
+        return [f"{writer} wrote a {outlet} about the {word(label)} and the {word(label)}"], label
+    if level == 2:
+        return [f"{writer} wrote a {outlet} about {subject(label, True)}"], label
+    first = rng.random() < 0.5
+    printed = level == 3 or rng.random() < 0.5
+    a, b = (label, other) if first == printed else (other, label)
+    a, b = subject(a, level == 5), subject(b, level == 5)
+    choice = f"the editor {'printed' if printed else 'dropped'} the {'former' if first else 'latter'}"
+    return [f"{writer} wrote a {outlet} about {a} and one about {b} but {choice}"], label
+
+
+MAKERS = {"sentiment": sentiment, "claims": claims, "topics": topics, "similarity": similarity}
+
+
+def prose(text):
+    """Spaces, capitals and a full stop, for people; the tokenizer undoes all of it."""
+    words = [w.capitalize() if w in PEOPLE else w for w in text.split()]
+    text = " ".join(words).replace(" ,", ",") + "."
+    return text[0].upper() + text[1:]
+
+
+def corpus(task, split, n, seed=0, noise=0.0):
+    """`n` distinct examples of one split of a task, equally many of every difficulty.
+
+    Splits never share a text, whatever the sizes and seeds: a text's own hash says to which split it belongs.
+
+    task: sentiment, claims, topics or similarity.  split: train, validation or test.
+    noise: share of labels replaced by another one (similarity: moved by one point); 0 keeps every label true to its text.
+    """
+    if task not in MAKERS:
+        raise ValueError(f"no task {task!r}: choose from {', '.join(MAKERS)}")
+    if split not in SHARES:
+        raise ValueError(f"no split {split!r}: choose from {', '.join(SHARES)}")
+    rng = random.Random(f"{task} {split} {seed}")
+    rows, seen, misses = [], set(), 0
+    while len(rows) < n:
+        level = 1 + len(rows) % len(LEVELS)
+        texts, label = MAKERS[task](rng, level)
+        texts = tuple(map(prose, texts))
+        misses += 1
+        if misses > 2000:
+            raise ValueError(f"the {task} grammar has no {n} distinct {split} texts: ask for fewer")
+        if texts in seen or zlib.crc32("\n".join(texts).encode()) % 100 not in SHARES[split]:
+            continue
+        seen.add(texts)
+        misses = 0
+        if rng.random() < noise:
+            label = wrong(rng, task, label)
+        rows.append(dict(zip(COLUMNS[task], texts), label=label, difficulty=level))
+    rng.shuffle(rows)
+    kind = Value("float32") if LABELS[task] is None else ClassLabel(names=LABELS[task])
+    features = Features({**{c: Value("string") for c in COLUMNS[task]}, "label": kind, "difficulty": Value("int64")})
+    return Dataset.from_list(rows, features=features)
+
+
+def wrong(rng, task, label):
+    if LABELS[task] is None:
+        return label + 1 if label == 0 else label - 1 if label == 5 else label + rng.choice([-1, 1])
+    return (label + rng.randrange(1, len(LABELS[task]))) % len(LABELS[task])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tokens and the encoder
+
+
+def tokenizer():
+    """One word, one token; the vocabulary is the grammar's own."""
+    lists = [GOOD, BAD, FILM, *SCALE, HOTEL, STARS, RATERS, PEOPLE, CROWDS, PLANS, BACK, OPPOSE, KNOW, LOW, HIGH, *TOPICS, OUTLETS, GRAMMAR]
+    words = sorted({word for words in lists for word in words})
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {token: i for i, token in enumerate(special + words)}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+    names = dict(pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]")
+    inputs = ["input_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=MAX_LENGTH, model_input_names=inputs, **names)
+
+
+def config(task, layers=12, shared=False, width=64):
+    """A deep and narrow encoder: ModernBERT, whose pre-norm layers train from scratch, or ALBERT, one layer used `layers` times."""
+    ids = tokenizer()
+    labels = LABELS[task] or ["score"]
+    common = dict(
+        vocab_size=len(ids), hidden_size=width, num_hidden_layers=layers, num_attention_heads=4,
+        max_position_embeddings=MAX_LENGTH, pad_token_id=ids.pad_token_id, bos_token_id=ids.cls_token_id, eos_token_id=ids.sep_token_id,
+        id2label=dict(enumerate(labels)), label2id={name: i for i, name in enumerate(labels)},
+        problem_type="regression" if LABELS[task] is None else "single_label_classification",
+    )  # fmt: skip
+    if shared:
+        return AlbertConfig(
+            embedding_size=width, intermediate_size=2 * width, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            classifier_dropout_prob=0.0, **common,
+        )  # fmt: skip
+    return ModernBertConfig(
+        intermediate_size=width, cls_token_id=ids.cls_token_id, sep_token_id=ids.sep_token_id,
+        global_attn_every_n_layers=GLOBAL_EVERY, local_attention=10, **common,
+    )  # fmt: skip
+
+
+GLOBAL_EVERY = 3
+RECIPE = {  # what `TrainingArguments` needs, and how many examples to generate
+    task: dict(examples=24000, num_train_epochs=1, learning_rate=2e-3, warmup_ratio=0.1, per_device_train_batch_size=64)
+    for task in MAKERS
+}
+TASKS = tuple(MAKERS)
+SIZES = {"train": 24000, "validation": 2000, "test": 2000}
+RECIPE = dict(epochs=1, learning_rate=2e-3, warmup=0.1, batch_size=64)
+def splits(task, seed=0):
+    return {split: corpus(task, split, n, seed) for split, n in SIZES.items()}

@@ -1,0 +1,142 @@
+"""Running F over a data set once: tokens, length buckets, and chunk files that a killed run goes on from.
+
+Every layer's [CLS] goes to disk in half precision, in chunks of a few hundred inputs. Heads and meta classifiers are then
+trained from the chunks, so their memory is bounded by one chunk and not by the data set, and F never runs again.
+A chunk is a random part of the data: inside it inputs are sorted by length for speed, between chunks nothing is.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tqdm.auto import tqdm
+
+from cats import tasks
+from cats.files import write_json, writing
+
+CHUNK = 512  # inputs a file
+TOKENS = 4096  # tokens a batch
+
+
+def tokenise(tokenizer, data, columns, max_length):
+    """Token ids of every row, cut at max_length: a list of dicts, not yet padded."""
+    if not len(data):
+        return []
+    encoded = tokenizer(*(list(data[column][:]) for column in columns), truncation=True, max_length=max_length)
+    return [dict(zip(encoded, row)) for row in zip(*encoded.values())]
+
+
+def collate(tokenizer, rows, extra_padding=0):
+    """Rows padded on the right to the longest of them (and `extra_padding` columns more), as tensors."""
+    longest = max(len(row["input_ids"]) for row in rows) + extra_padding
+    return tokenizer.pad(rows, padding="max_length", max_length=longest, padding_side="right", return_tensors="pt")
+
+
+def by_length(rows, tokens):
+    """Row numbers in batches of similar length and at most so many tokens, longest first: if memory is short it shows at once."""
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]["input_ids"]))
+    batches = []
+    while order:
+        size = max(1, tokens // len(rows[order[0]]["input_ids"]))
+        batches.append(order[:size])
+        order = order[size:]
+    return batches
+
+
+def keep_cls(cls, logits):
+    """What head and meta training need: [CLS] after every layer in half precision, and F's logits."""
+    half = cls.half()
+    if not torch.isfinite(half).all():
+        raise ValueError("a [CLS] state does not fit in half precision (over 65504): this model cannot be extracted")
+    return {"cls": half, "logits": logits.float()}
+
+
+def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TOKENS, chunk=CHUNK, seed=0, read=keep_cls, reads="cls"):
+    """Run F over the data and write read([CLS] (rows, l, d), logits (rows, C)) to `folder`, chunk by chunk.
+
+    Goes on where an interrupted run was; the result is the same. Under `accelerate launch` the processes share the
+    chunks. `reads` names what `read` computes: a folder made from another model, other data or for another use is
+    made again from the start.
+    """
+    folder, max_length = Path(folder), min(max_length, backbone.max_tokens)
+    plan = {
+        "model": backbone.fingerprint,
+        "data": tasks.fingerprint(data),
+        "reads": reads,
+        "n": len(data),
+        "chunk": chunk,
+        "seed": seed,
+        "max_length": max_length,
+    }
+    processes = PartialState()
+    if processes.is_main_process and (folder / "plan.json").exists() and json.loads((folder / "plan.json").read_text()) != plan:
+        shutil.rmtree(folder)
+    if processes.is_main_process:
+        write_json(folder / "plan.json", plan)
+    processes.wait_for_everyone()
+    states = States(folder)
+    mine = range(processes.process_index, states.n_chunks, processes.num_processes)
+    todo = [i for i in mine if not states.path(i).exists()]
+    done = sum(len(states.rows(i)) for i in mine) - sum(len(states.rows(i)) for i in todo)
+    bar = tqdm(total=sum(len(states.rows(i)) for i in mine), initial=done, unit="inputs", desc=reads, disable=not todo)
+    for i in todo:
+        rows = tokenise(tokenizer, data.select(states.rows(i)), columns, max_length)
+        parts = {}
+        for batch in by_length(rows, tokens):
+            with torch.inference_mode():
+                values = read(*backbone.states(collate(tokenizer, [rows[j] for j in batch], backbone.extra_padding)))
+            for name, value in values.items():
+                if name not in parts:
+                    parts[name] = torch.empty((len(rows), *value.shape[1:]), dtype=value.dtype)
+                parts[name][batch] = value.cpu()
+            bar.update(len(batch))
+        with writing(states.path(i)) as aside:
+            save_file(parts, aside)
+    bar.close()
+    processes.wait_for_everyone()
+    return states
+
+
+class States:
+    """A folder of chunks as `extract` leaves it. Rows are numbered as in the data it was made from."""
+
+    def __init__(self, folder, backbone=None):
+        self.folder = Path(folder)
+        if not (self.folder / "plan.json").exists():
+            raise FileNotFoundError(f"no extracted states in {folder}: run extract first")
+        self.plan = json.loads((self.folder / "plan.json").read_text())
+        if backbone is not None and self.plan["model"] != backbone.fingerprint:
+            raise ValueError(f"the states in {folder} come from another model than this one: extract them again")
+        self.n, self.chunk = self.plan["n"], self.plan["chunk"]
+        self.n_chunks = -(-self.n // self.chunk)
+        self._order = np.random.default_rng(self.plan["seed"]).permutation(self.n)
+
+    def __len__(self):
+        return self.n
+
+    def path(self, i):
+        return self.folder / f"{i:05d}.safetensors"
+
+    def rows(self, i):
+        """The row numbers of chunk i."""
+        return self._order[i * self.chunk : (i + 1) * self.chunk]
+
+    def read(self, i, *names):
+        """Tensors of chunk i."""
+        if not self.path(i).exists():
+            raise ValueError(f"{self.folder} is not complete, chunk {i} of {self.n_chunks} is missing: run extract again")
+        with safe_open(self.path(i), framework="pt") as file:
+            return [file.get_tensor(name) for name in names]
+
+    def gather(self, name):
+        """One tensor of all chunks, in the order of the data: for what is small."""
+        parts = [self.read(i, name)[0] for i in range(self.n_chunks)]
+        whole = torch.empty((self.n, *parts[0].shape[1:]), dtype=parts[0].dtype)
+        for i, part in enumerate(parts):
+            whole[self.rows(i)] = part
+        return whole

@@ -1,0 +1,119 @@
+"""Meta classifiers M_1 … M_{l-1}: how likely is it that F_k(x) = F(x)? (Section 3.2, Table 1)
+
+M_k is an MLP with 32 hidden units on the early hidden state φ(W_p h) and the features of Table 1. All layers are trained
+together, as stacked matrices. With two labels and 24 layers it has 58 inputs: 58·32 + 32·2 = 1,920 multiply-accumulates.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as f
+
+from cats.heads import early_outputs, stacked, train
+
+FEATURES = ("hidden", "prediction", "history", "pmax", "pdiff")
+UNITS = 32
+
+
+def features(logits, hidden, k=None, drop=()):
+    """Inputs of the meta classifiers from early outputs: logits (rows, l-1, C), hidden (rows, l-1, d_e) to (rows, l-1, D).
+
+    hidden      φ(W_p h), the early hidden state
+    prediction  ŷ_k: which class (one indicator fewer than classes), or the output itself for regression
+    history     the past k-1 predictions: p_j(ŷ_j | x) for j < k, or the outputs; 0 from layer k on
+    pmax, pdiff the largest probability, and its distance to the second; not for regression
+
+    With k, only that layer's inputs (rows, D), from the outputs of layers 1 … k. A feature in `drop` is left out.
+    """
+    early = logits.shape[1]
+    if logits.shape[2] == 1:
+        confidence, parts = logits[..., 0], {"prediction": logits}
+    else:
+        top = logits.softmax(-1).topk(2, -1)
+        confidence = top.values[..., 0]
+        parts = {
+            "prediction": f.one_hot(top.indices[..., 0], logits.shape[2])[..., 1:].to(logits.dtype),
+            "pmax": top.values[..., :1],
+            "pdiff": top.values[..., :1] - top.values[..., 1:],
+        }
+    past = confidence[:, None].expand(-1, early, -1).tril(-1)  # (rows, l-1, l-1): row k holds the layers before it
+    parts |= {"hidden": hidden, "history": past}
+    whole = torch.cat([parts[name] for name in FEATURES if name in parts and name not in drop], -1)
+    return whole if k is None else whole[:, k - 1]
+
+
+class Meta(nn.Module):
+    """The l-1 meta classifiers of one model; `drop` names the features they do without."""
+
+    def __init__(self, early, inputs, drop=(), units=UNITS):
+        super().__init__()
+        unknown = set(drop) - set(FEATURES)
+        if unknown:
+            raise ValueError(f"unknown features {sorted(unknown)}; there are {', '.join(FEATURES)}")
+        self.early, self.inputs, self.drop, self.units = early, inputs, tuple(drop), units
+        self.w_1, self.b_1 = stacked(early, inputs, units), nn.Parameter(torch.zeros(early, units))
+        self.w_2, self.b_2 = stacked(early, units, 2), nn.Parameter(torch.zeros(early, 2))
+
+    @property
+    def shape(self):
+        """The arguments that make an empty copy."""
+        return {"early": self.early, "inputs": self.inputs, "drop": list(self.drop), "units": self.units}
+
+    def forward(self, x):
+        """Features (l-1, rows, D) to log-odds of consistency (l-1, rows)."""
+        out = torch.baddbmm(self.b_2[:, None], torch.relu(torch.baddbmm(self.b_1[:, None], x, self.w_1)), self.w_2)
+        return out[..., 1] - out[..., 0]
+
+    def layer(self, k, x):
+        """M_k, counted from 1: features (rows, D) to the probability of consistency (rows,)."""
+        out = torch.relu(x @ self.w_1[k - 1] + self.b_1[k - 1]) @ self.w_2[k - 1] + self.b_2[k - 1]
+        return torch.sigmoid(out[:, 1] - out[:, 0])
+
+    def fold(self, mean, std):
+        """Turn classifiers of (x - mean)/std into classifiers of x."""
+        with torch.no_grad():
+            self.b_1 -= torch.einsum("ld,lde->le", mean / std, self.w_1)
+            self.w_1 /= std[..., None]
+        return self
+
+
+def consistent(early, full, tau):
+    """F_k(x) = F(x), for logits (rows, l-1, C) against (rows, C); for regression within tau."""
+    if full.shape[1] == 1:
+        return (early[..., 0] - full).abs() <= tau
+    return early.argmax(-1) == full.argmax(-1, keepdim=True)
+
+
+def train_meta(heads, states, *, tau, drop=(), epochs=30, batch_size=64, learning_rate=1e-3, seed=0, **options):
+    """Meta classifiers by binary cross-entropy on F_k = F over D_meta, which needs no labels. Returns them and the losses."""
+    torch.manual_seed(seed)
+
+    def prepare(i):
+        cls, full = states.read(i, "cls", "logits")
+        logits, hidden = early_outputs(heads, cls)
+        x = features(logits, hidden, drop=drop).transpose(0, 1)  # (l-1, rows, D)
+        return x, consistent(logits, full, tau).T.float()
+
+    chunks = [prepare(i)[0] for i in range(min(states.n_chunks, 20))]  # enough to standardise by
+    mean = torch.cat(chunks, 1).mean(1)
+    std = torch.cat(chunks, 1).std(1)
+    std[std < 1e-3] = 1.0  # constant features, such as the history that layer 1 does not have
+    meta = Meta(heads.early, mean.shape[1], drop)
+
+    def loss(batch):
+        x, target = batch
+        x = (x - mean[:, None]) / std[:, None]
+        return f.binary_cross_entropy_with_logits(meta(x), target, reduction="none").mean(1)
+
+    losses = train(
+        meta, states, prepare, loss,
+        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed, desc="meta classifiers", **options,
+    )  # fmt: skip
+    return meta.fold(mean, std).requires_grad_(False), losses
+
+
+@torch.no_grad()
+def score(heads, meta, cls):
+    """Early logits with temperature (rows, l-1, C) and meta scores (rows, l-1) of [CLS] states (rows, l, d)."""
+    logits, hidden = early_outputs(heads, cls)
+    x = features(logits, hidden, drop=meta.drop).transpose(0, 1)
+    return logits, torch.sigmoid(meta(x)).T

@@ -1,0 +1,229 @@
+"""From text to a ScoreTable in five steps, each kept in the run's folder: model, states, heads, meta, tables.
+
+    run = Run("sentiment")                  # the demo; or Run("imdb", "albert-xlarge-v2", folder="build/imdb")
+    run.model()                             # fine-tunes F, or loads it
+    run.table("validation")                 # does whatever is still missing before it
+
+A step that is there and was made with the same settings from the same inputs is loaded; else it is made. A killed run
+goes on where it was. One set of settings is one folder.
+"""
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from cats import demo, tasks
+from cats.extraction import States, extract
+from cats.files import BUILD, ROOT, versions, write_json, writing
+from cats.heads import Heads, fit_temperatures, train_heads
+from cats.meta import Meta, score, train_meta
+from cats.tables import TAU, ScoreTable
+from cats.training import fine_tune, load_fine_tuned
+
+
+def save_module(module, path, about):
+    """A module and what is known about it, in one safetensors file."""
+    header = {"cats": json.dumps({"kind": type(module).__name__, "shape": module.shape, "about": about}, sort_keys=True)}
+    with writing(path) as aside:
+        save_file({name: tensor.contiguous() for name, tensor in module.state_dict().items()}, aside, header)
+
+
+def load_module(kind, path):
+    """A module that `save_module` wrote, and what is known about it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("cats", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file ({error}): train it again") from None
+    if header.get("kind") != kind.__name__:
+        raise ValueError(f"{path} holds {header.get('kind')!r}, expected {kind.__name__}")
+    module = kind(**header["shape"])
+    module.load_state_dict(tensors)
+    return module.requires_grad_(False), header["about"]
+
+
+@dataclass
+class Run:
+    """One task, one backbone, one seed.
+
+    task      a name in tasks.TASKS, or a Task
+    model     a Hub id or folder of a pretrained encoder, "demo" or "demo-shared"; or one that is fine-tuned already
+    source    where the task's data is, if not at its default place
+    folder    where everything is kept
+    limit     at most so many rows of each split (see tasks.load)
+    training, early, meta   options of fine_tune, train_heads and train_meta
+    """
+
+    task: str = "sentiment"
+    model: str = "demo"
+    source: str = ""
+    folder: str = ""
+    seed: int = 0
+    limit: object = None
+    fine_tuned: bool = False
+    training: dict = field(default_factory=dict)
+    early: dict = field(default_factory=dict)
+    meta: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.task = tasks.find(self.task)
+        self.name = f"{self.task.name}-{Path(str(self.model)).name}-{self.seed}"
+        self.folder = ROOT / self.folder if self.folder else BUILD / "demo" / "runs" / self.name
+        if str(self.model).startswith("demo"):
+            self.training = demo.RECIPE | dict(self.training)
+
+    @cached_property
+    def data(self):
+        """Train, validation and test, and the training data cut into tune, scale and meta."""
+        data = tasks.load(self.task, self.source, self.seed, self.limit)
+        return {**data, **tasks.cut(data["train"], self.seed)}
+
+    def _settings(self, path, settings):
+        """Whether the settings beside `path` are these."""
+        record = path.with_name(f"{path.stem}.settings.json")
+        return record.exists() and json.loads(record.read_text()) == json.loads(json.dumps(settings))
+
+    def _record(self, path, settings):
+        write_json(path.with_name(f"{path.stem}.settings.json"), settings)
+
+    @cached_property
+    def _model(self):
+        if self.fine_tuned:
+            return load_fine_tuned(self.model, self.task)
+        settings = {"model": str(self.model), "training": self.training, "seed": self.seed}
+        settings["data"] = tasks.fingerprint(self.data["train"])
+        folder = self.folder / "model"
+        if not ((folder / "config.json").exists() and self._settings(folder, settings)):
+            if not self._settings(folder, settings):  # checkpoints of other settings must not be resumed
+                self._record(folder, settings)
+                for path in sorted(folder.glob("**/*"), reverse=True):
+                    path.rmdir() if path.is_dir() else path.unlink()
+            fine_tune(self.task, self.data, self.model, folder, seed=self.seed, **self.training)
+        return load_fine_tuned(folder, self.task)
+
+    @property
+    def backbone(self):
+        """F, frozen."""
+        return self._model[0]
+
+    @property
+    def tokenizer(self):
+        return self._model[1]
+
+    @property
+    def max_length(self):
+        return min(self.training.get("max_length") or self.task.max_length, self.backbone.max_tokens)
+
+    def states(self, part):
+        """Every layer's [CLS] of `tune`, `scale` or `meta`."""
+        folder = self.folder / "states" / part
+        extract(self.backbone, self.tokenizer, self.data[part], self.task.columns, folder, max_length=self.max_length)
+        return States(folder, self.backbone)
+
+    def labels(self, part):
+        return np.array(self.data[part]["label"][:])
+
+    @cached_property
+    def _heads(self):
+        path, labelled = self.folder / "heads.safetensors", self.early.get("labelled", True)
+        settings = {"model": self.backbone.fingerprint, "early": self.early, "seed": self.seed}
+        if not (path.exists() and self._settings(path, settings)):
+            options = {name: value for name, value in self.early.items() if name != "labelled"}
+            labels = {part: self.labels(part) if labelled else None for part in ("tune", "scale")}
+            heads, losses = train_heads(self.states("tune"), self.task.n_outputs, labels["tune"], seed=self.seed, **options)
+            fit_temperatures(heads, self.states("scale"), labels["scale"])
+            save_module(heads, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint})
+            self._record(path, settings)
+        return load_module(Heads, path)
+
+    @property
+    def heads(self):
+        """The early heads with their temperatures."""
+        return self._heads[0]
+
+    @cached_property
+    def _metas(self):
+        path, heads = self.folder / "meta.safetensors", self.heads
+        settings = {"heads": _hash(heads), "meta": self.meta, "seed": self.seed}
+        if not (path.exists() and self._settings(path, settings)):
+            meta, losses = train_meta(heads, self.states("meta"), tau=TAU, seed=self.seed, **self.meta)
+            save_module(meta, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint})
+            self._record(path, settings)
+        return load_module(Meta, path)
+
+    @property
+    def metas(self):
+        """The meta classifiers."""
+        return self._metas[0]
+
+    def losses(self, what):
+        """The training losses (epochs, l-1) of "heads" or "meta"."""
+        return np.array((self._heads if what == "heads" else self._metas)[1]["losses"])
+
+    def scored(self, part, metas=None):
+        """A ScoreTable from extracted states of any part: quick, in half precision, and not for shipping."""
+        states = self.states(part)
+        parts = [scores_of(self.heads, metas or self.metas, *states.read(i, "cls", "logits")) for i in range(states.n_chunks)]
+        order = np.argsort(np.concatenate([states.rows(i) for i in range(states.n_chunks)]))
+        logits, meta = (torch.cat([p[name] for p in parts]).numpy()[order] for name in ("logits", "meta"))
+        return ScoreTable(logits, meta, self.labels(part), self.about(part))
+
+    def table(self, split):
+        """The ScoreTable of `validation` or `test`: neither was ever trained on. Scores are computed in float32."""
+        path, heads, metas = self.folder / f"{split}.safetensors", self.heads, self.metas
+        settings = {"heads": _hash(heads), "meta": _hash(metas), "data": tasks.fingerprint(self.data[split])}
+        if not (path.exists() and self._settings(path, settings)):
+            scored = extract(
+                self.backbone, self.tokenizer, self.data[split], self.task.columns, self.folder / "scored" / split,
+                max_length=self.max_length, read=lambda cls, logits: scores_of(heads, metas, cls, logits),
+                reads=f"scores of {split} {settings['heads'][:16]} {settings['meta'][:16]}",
+            )  # fmt: skip
+            table_of(scored, self.labels(split), self.about(split)).save(path)
+            self._record(path, settings)
+        return ScoreTable.load(path)
+
+    def about(self, split):
+        """How a table of this run was made."""
+        return {
+            "task": self.task.name,
+            "backbone": str(self.model).rstrip("/").split("/")[-1],
+            "split": split,
+            "seed": self.seed,
+            "source": "demo" if (self.source or self.task.hub) == "demo" else Path(str(self.source or self.task.hub)).name,
+            "rows": {name: len(part) for name, part in self.data.items()},
+            "model": self.backbone.fingerprint,
+            "data": tasks.fingerprint(self.data[split]),
+            "max_length": self.max_length,
+            "training": self.training,
+            "early": self.early,
+            "meta": self.meta,
+            "versions": versions("torch", "transformers", "datasets"),
+        }
+
+
+def scores_of(heads, metas, cls, logits):
+    """Logits of all layers and meta scores, as `extract` stores them for a table."""
+    early, meta = score(heads, metas, cls)
+    return {"logits": torch.cat([early, logits[:, None].float()], 1), "meta": meta}
+
+
+def table_of(scored, labels, about):
+    """A ScoreTable from extracted scores."""
+    return ScoreTable(scored.gather("logits").numpy(), scored.gather("meta").numpy(), labels, about)
+
+
+def _hash(module):
+    """A hash of a module's numbers."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

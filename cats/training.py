@@ -1,0 +1,154 @@
+"""Fine-tuning F (Section 5, Appendix B) with the Hugging Face Trainer: checkpointed, resumable, then frozen for good."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments, set_seed
+
+from cats import demo, tasks
+from cats.backbone import Backbone
+from cats.extraction import collate, tokenise
+from cats.files import write_json
+
+
+def tokenizer_of(model, task):
+    """The tokenizer of a model id or folder; `demo` has its own."""
+    if str(model).startswith("demo"):
+        return demo.tokenizer()
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except OSError as error:
+        raise FileNotFoundError(f"no tokenizer at {model!r}: give a folder with a model, or a Hub id when online") from error
+
+
+def fresh_model(model, task):
+    """A model to fine-tune: pretrained encoder with a new classifier, or for `demo` and `demo-shared` an untrained one."""
+    if str(model).startswith("demo"):
+        return AutoModelForSequenceClassification.from_config(demo.config(task.name, shared=model == "demo-shared"))
+    labels = dict(enumerate(task.labels or ("score",)))
+    config = AutoConfig.from_pretrained(model, num_labels=task.n_outputs)
+    config.id2label, config.label2id = labels, {name: i for i, name in labels.items()}
+    config.problem_type = "regression" if task.regression else "single_label_classification"
+    return AutoModelForSequenceClassification.from_pretrained(model, config=config, dtype=torch.float32)
+
+
+class Standardise(nn.Module):
+    """(x - mean)/std with fixed numbers: an affine map, so it can be folded into the linear layer after it."""
+
+    def __init__(self, mean, std):
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+
+    def forward(self, x):
+        return (x - self.mean) / self.std
+
+
+def standardise_classifier(model, tokenizer, rows):
+    """Put a Standardise before a linear classifier, fitted on what it reads for some rows.
+
+    MobileBERT's [CLS] reaches 100: a linear layer on it learns nothing at a rate that suits the encoder.
+    """
+    seen, linear = [], model.classifier
+    if not isinstance(linear, nn.Linear):
+        return
+    hook = linear.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        for i in range(0, len(rows), 32):
+            model.eval()(**collate(tokenizer, rows[i : i + 32], extra_padding=1))
+    hook.remove()
+    x = torch.cat(seen)
+    model.classifier = nn.Sequential(Standardise(x.mean(0), x.std(0).clamp_min(1e-3)), linear)
+
+
+def fold_classifier(model):
+    """Undo `standardise_classifier`: the same function as one linear layer, which any Hugging Face code can load."""
+    if isinstance(model.classifier, nn.Sequential):
+        scale, linear = model.classifier
+        with torch.no_grad():
+            linear.bias -= linear.weight @ (scale.mean / scale.std)
+            linear.weight /= scale.std
+        model.classifier = linear
+
+
+def last_checkpoint(folder):
+    """The newest checkpoint that was written to its end, or None."""
+    needed = ("model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin")
+    whole = [path for path in Path(folder).glob("checkpoint-*") if all((path / name).exists() for name in needed)]
+    return max(whole, key=lambda path: int(path.name.split("-")[1]), default=None)
+
+
+def fine_tune(
+    task, data, model, folder, *,
+    epochs=3, learning_rate=2e-5, batch_size=32, warmup=0.1, weight_decay=0.01, max_length=None, seed=0, standardise=None, **arguments,
+):  # fmt: skip
+    """Fine-tune `model` on data["train"] and leave it, with its tokenizer, in `folder`. Returns the Backbone.
+
+    model        a Hub id, a folder, or "demo" / "demo-shared": a small deep encoder trained from scratch
+    standardise  put the classifier's input on unit scale (folded away at the end); by default for MobileBERT alone
+    arguments    further TrainingArguments
+    A run that was interrupted goes on from its last checkpoint in folder/checkpoints.
+    """
+    task, folder = tasks.find(task), Path(folder)
+    set_seed(seed)
+    tokenizer, network = tokenizer_of(model, task), fresh_model(model, task)
+    backbone = Backbone(network)
+    max_length = min(max_length or task.max_length, backbone.max_tokens)
+    rows = tokenise(tokenizer, data["train"], task.columns, max_length)
+    if standardise if standardise is not None else backbone.family == "mobilebert":
+        standardise_classifier(network, tokenizer, rows[:256])
+    targets = [float(y) if task.regression else int(y) for y in data["train"]["label"][:]]
+    examples = [row | {"labels": y} for row, y in zip(rows, targets)]
+
+    def batch(examples):
+        labels = torch.tensor([example["labels"] for example in examples])
+        inputs = [{name: value for name, value in example.items() if name != "labels"} for example in examples]
+        return collate(tokenizer, inputs, backbone.extra_padding) | {"labels": labels}
+
+    trainer = Trainer(
+        network,
+        TrainingArguments(
+            output_dir=str(folder / "checkpoints"),
+            num_train_epochs=epochs,
+            learning_rate=learning_rate,
+            per_device_train_batch_size=batch_size,
+            warmup_steps=warmup,
+            weight_decay=weight_decay,
+            seed=seed,
+            report_to="none",
+            remove_unused_columns=False,
+            dataloader_pin_memory=torch.cuda.is_available(),
+            **{"save_steps": 0.1, "save_total_limit": 1, "logging_steps": 0.05} | arguments,
+        ),
+        train_dataset=examples,
+        data_collator=batch,
+    )
+    trainer.train(resume_from_checkpoint=last_checkpoint(folder / "checkpoints"))
+    fold_classifier(network)
+    if trainer.is_world_process_zero():
+        aside = folder.with_name(f".{folder.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        network.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        log = [entry for entry in trainer.state.log_history if "loss" in entry]
+        write_json(aside / "training.json", {"log": log, "max_length": max_length})
+        shutil.rmtree(folder)
+        aside.rename(folder)
+    trainer.accelerator.wait_for_everyone()
+    return Backbone(network)
+
+
+def load_fine_tuned(folder, task):
+    """A fine-tuned model and its tokenizer; refuses one that was tuned for another number of labels."""
+    task, backbone = tasks.find(task), Backbone.from_pretrained(folder)
+    if backbone.num_labels != task.n_outputs:
+        raise ValueError(f"{folder} was fine-tuned for {backbone.num_labels} outputs, {task.name} has {task.n_outputs}")
+    return backbone, AutoTokenizer.from_pretrained(folder)
+
+
+def training_log(folder):
+    """The training losses of a model fine-tuned here."""
+    return json.loads((Path(folder) / "training.json").read_text())["log"]

@@ -1,0 +1,99 @@
+"""Tasks: any source gives the same data, and what would give a wrong table is refused."""
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from cats import tasks
+from cats.tasks import TASKS, Task, check, cut, load
+
+TASK = Task("mine", ("text",), ("no", "yes"), validation=3)
+ROWS = {"text": [f"text {i}" for i in range(20)], "label": [i % 2 for i in range(20)]}
+
+
+def folder(path, kind, rows=ROWS, splits=("train", "test")):
+    path.mkdir()
+    for split in splits:
+        data = Dataset.from_dict(rows)
+        {"parquet": data.to_parquet, "csv": data.to_csv, "jsonl": data.to_json}[kind](path / f"{split}.{kind}")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_local_files_of_every_kind(tmp_path, kind):
+    data = load(TASK, folder(tmp_path / "d", kind))
+    assert {split: len(part) for split, part in data.items()} == {"train": 17, "validation": 3, "test": 20}
+    assert data["test"]["text"][:] == ROWS["text"] and data["test"]["label"][:] == ROWS["label"]
+    assert sorted(data["train"]["text"][:] + data["validation"]["text"][:]) == sorted(ROWS["text"])
+
+
+def test_a_task_of_your_own_is_one_entry(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "mine", TASK)
+    assert len(load("mine", folder(tmp_path / "d", "csv"))["train"]) == 17
+
+
+def test_label_names_become_numbers(tmp_path):
+    rows = ROWS | {"label": ["yes" if i % 2 else "no" for i in range(20)]}
+    assert load(TASK, folder(tmp_path / "d", "csv", rows))["test"]["label"][:] == ROWS["label"]
+
+
+def test_limits_and_validation_sizes(tmp_path):
+    source = folder(tmp_path / "d", "parquet", splits=tasks.SPLITS)
+    assert {s: len(d) for s, d in load(TASK, source).items()} == {"train": 20, "validation": 3, "test": 20}
+    assert {s: len(d) for s, d in load(TASK, source, limit=5).items()} == {"train": 5, "validation": 5, "test": 5}
+    assert {s: len(d) for s, d in load(TASK, source, limit={"train": 7}).items()} == {"train": 7, "validation": 3, "test": 20}
+    assert load(TASK, source, seed=1, limit=5)["train"]["text"][:] == load(TASK, source, seed=1, limit=5)["train"]["text"][:]
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 100, 1001])
+def test_training_data_is_cut_70_10_20(n):
+    parts = cut(Dataset.from_dict({"i": list(range(n))}), seed=3)
+    assert sorted(i for part in parts.values() for i in part["i"][:]) == list(range(n))
+    assert np.allclose([len(parts[name]) for name in tasks.CUTS], np.array([0.7, 0.1, 0.2]) * n, atol=1)
+
+
+def test_the_four_tasks_of_the_paper():
+    assert [(t.n_outputs, t.metric) for t in map(TASKS.get, ("imdb", "vitaminc", "ag_news", "stsb"))] == [
+        (2, "accuracy"), (3, "accuracy"), (4, "accuracy"), (1, "correlation")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ({"text": ["a"], "label": [2]}, "row 0 has label 2, which is none of mine's no, yes"),
+        ({"text": ["a", "b"], "label": [0, -1]}, "row 1 has label -1"),
+        ({"text": ["a"], "label": ["maybe"]}, "label 'maybe'"),
+        ({"text": ["a", " "], "label": [0, 1]}, "1 empty texts in text, first in row 1"),
+        ({"text": ["a", None], "label": [0, 1]}, "empty texts"),
+        ({"body": ["a"], "label": [0]}, "no column text; there are body, label"),
+        ({"text": ["a"]}, "no column label"),
+    ],
+)
+def test_bad_rows_are_refused(rows, message):
+    with pytest.raises(ValueError, match=message):
+        check(TASK, Dataset.from_dict(rows), "here")
+
+
+def test_bad_regression_labels_are_refused():
+    with pytest.raises(ValueError, match="label is missing or not a number in row 1"):
+        check(Task("score", ("text",)), Dataset.from_dict({"text": ["a", "b"], "label": [1.0, float("nan")]}))
+
+
+def test_bad_sources_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="Offline, give the path of a folder with train.parquet.*columns text, label"):
+        load("imdb")
+    with pytest.raises(ValueError, match="unknown task 'imbd'; there are imdb"):
+        load("imbd")
+    with pytest.raises(ValueError, match="cannot be generated"):
+        load("imdb", "demo")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="holds no train"):
+        load(TASK, tmp_path / "empty")
+    with pytest.raises(ValueError, match="has no train split"):
+        load(TASK, folder(tmp_path / "test only", "csv", splits=("test",)))
+    with pytest.raises(ValueError, match="leave none"):
+        load(Task("big", ("text",), ("no", "yes")), folder(tmp_path / "small", "csv"))
+    mixed = folder(tmp_path / "mixed", "csv", splits=("train",))
+    Dataset.from_dict(ROWS).to_json(mixed / "test.jsonl")
+    with pytest.raises(ValueError, match="mixes formats"):
+        load(TASK, mixed)

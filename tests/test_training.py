@@ -1,0 +1,382 @@
+"""From text to states, heads, meta classifiers and tables, on tiny real models: fast paths against slow and obvious ones."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cats import tasks
+from cats.backbone import Backbone
+from cats.extraction import States, by_length, collate, extract, keep_cls, tokenise
+from cats.heads import Heads, early_outputs, fit_temperatures, moments, train_heads
+from cats.meta import FEATURES, Meta, consistent, features, score, train_meta
+from cats.pipeline import Run, load_module, save_module
+from cats.training import fine_tune, fold_classifier, fresh_model, last_checkpoint, load_fine_tuned, standardise_classifier, tokenizer_of
+
+SIZES = {"train": 120, "validation": 40, "test": 40}
+QUICK = dict(model="demo", limit=SIZES, training={"epochs": 1}, early={"epochs": 2}, meta={"epochs": 2})
+
+
+@pytest.fixture(scope="module")
+def setting():
+    """An untrained demo model, its tokenizer, and a few demo inputs."""
+    torch.manual_seed(0)
+    task = tasks.find("sentiment")
+    data = tasks.load(task, limit=SIZES)
+    return Backbone(fresh_model("demo", task)), tokenizer_of("demo", task), data["validation"], task
+
+
+def write_states(folder, n=50, layers=4, d=6, classes=3, chunk=16, seed=0):
+    """A folder of random states as `extract` would leave it, with layers on very different scales."""
+    torch.manual_seed(seed)
+    cls = torch.randn(n, layers, d) * torch.tensor([0.01, 1, 100, 1][:layers])[:, None] + 3
+    logits = torch.randn(n, classes)
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"model": "x", "n": n, "chunk": chunk, "seed": 0}))
+    states = States(folder)
+    from safetensors.torch import save_file
+
+    for i in range(states.n_chunks):
+        save_file({"cls": cls[states.rows(i)].half(), "logits": logits[states.rows(i)]}, states.path(i))
+    return states, cls.half().float(), logits
+
+
+# --- heads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_stacked_heads_equal_one_linear_head_a_layer(history):
+    torch.manual_seed(0)
+    heads, cls = Heads(5, 7, 3, history=history), torch.randn(5, 4, 7)
+    if history:
+        nn.init.normal_(heads.w_h)
+    logits, hidden = heads(cls)
+    past = []
+    for k in range(1, 6):
+        w_p, w_o = nn.Linear(7 + 3 * len(past), 32), nn.Linear(32, 3)
+        inputs = [heads.w_p[k - 1]] + ([heads.w_h[k - 1, : 3 * len(past)]] if history else [])
+        w_p.weight.data = torch.cat(inputs).T if history else inputs[0].T
+        w_p.bias.data, w_o.weight.data, w_o.bias.data = heads.b_p[k - 1], heads.w_o[k - 1].T, heads.b_o[k - 1]
+        phi = torch.tanh(w_p(torch.cat([cls[k - 1], *(past if history else [])], -1)))
+        torch.testing.assert_close(hidden[k - 1], phi)
+        torch.testing.assert_close(logits[k - 1], w_o(phi))
+        one = heads.layer(k, cls[k - 1], past)
+        torch.testing.assert_close(one[0], logits[k - 1])
+        if history:
+            past.append(w_o(phi))
+
+
+def test_multiply_accumulates_of_the_paper():
+    """66,304 for an early head of Albert-xlarge with two labels (with history, on average), 1,920 for a meta classifier."""
+    d, early, classes = 2048, 23, 2
+    with_history = [(d + classes * (k - 1)) * 32 + 32 * classes for k in range(1, early + 1)]
+    assert np.mean(with_history) == 66_304
+    shape = features(torch.zeros(1, early, classes), torch.zeros(1, early, 32)).shape[-1]
+    assert shape == 58 and shape * 32 + 32 * 2 == 1920
+
+
+def test_folding_changes_nothing():
+    torch.manual_seed(0)
+    heads, meta, x = Heads(3, 5, 2), Meta(3, 5), torch.randn(3, 8, 5) * 40 + 7
+    mean, std = x.mean(1), x.std(1)
+    scaled = (x - mean[:, None]) / std[:, None]
+    before, before_meta = heads(scaled)[0].detach(), meta(scaled).detach()
+    torch.testing.assert_close(heads.fold(mean, std)(x)[0], before, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(meta.fold(mean, std)(x), before_meta, atol=1e-4, rtol=1e-4)
+
+
+def test_training_together_equals_training_one_layer_at_a_time(tmp_path):
+    """AdamW works on each weight alone and layers share none, so the stacked run must reproduce every single one."""
+    states, cls, _ = write_states(tmp_path / "s")
+    labels = np.random.default_rng(0).integers(3, size=50)
+    heads, losses = train_heads(states, 3, labels, epochs=3, batch_size=8, seed=5)
+
+    mean, std = cls[:, :-1].mean(0), cls[:, :-1].std(0, correction=0)
+    torch.testing.assert_close(moments(states), (mean, std), atol=1e-4, rtol=1e-4)
+    mean, std = moments(states)
+    torch.manual_seed(5)
+    fresh, updates = Heads(3, 6, 3), 3 * sum(-(-len(states.rows(i)) // 8) for i in range(states.n_chunks))
+    for k in range(3):
+        weights = [nn.Parameter(getattr(fresh, name)[k].clone()) for name in ("w_p", "b_p", "w_o", "b_o")]
+        optimizer = torch.optim.AdamW(weights, lr=1e-3, weight_decay=0.01)
+        generator, step, total = torch.Generator().manual_seed(5), 0, 0
+        for epoch in range(3):
+            total = 0
+            for i in torch.randperm(states.n_chunks, generator=generator).tolist():
+                rows = states.rows(i)
+                for batch in torch.randperm(len(rows), generator=generator).split(8):
+                    h = (cls[rows[batch], k] - mean[k]) / std[k]
+                    logits = torch.tanh(h @ weights[0] + weights[1]) @ weights[2] + weights[3]
+                    loss = nn.functional.cross_entropy(logits, torch.tensor(labels[rows[batch]]))
+                    optimizer.param_groups[0]["lr"] = 1e-3 * max(0, 1 - step / updates)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    step, total = step + 1, total + loss.item() * len(batch)
+        assert losses[-1, k].item() == pytest.approx(total / 50, rel=1e-4)
+        h = cls[:, k]
+        expected = torch.tanh((h - mean[k]) / std[k] @ weights[0] + weights[1]) @ weights[2] + weights[3]
+        torch.testing.assert_close(heads.layer(k + 1, h)[0], expected.detach(), atol=1e-3, rtol=1e-3)
+
+
+def test_unlabelled_heads_learn_what_f_says(tmp_path):
+    states, _, logits = write_states(tmp_path / "s")
+    said, _ = train_heads(states, 3, None, epochs=2)
+    labelled, _ = train_heads(states, 3, logits.argmax(1).numpy(), epochs=2)
+    torch.testing.assert_close(said.w_p, labelled.w_p)
+
+
+def test_regression_heads_reduce_the_squared_error(tmp_path):
+    states, cls, _ = write_states(tmp_path / "s", classes=1)
+    labels = (cls[:, 1] @ torch.randn(6) + 2).numpy()
+    heads, losses = train_heads(states, 1, labels, epochs=40, batch_size=8, learning_rate=1e-2)
+    assert losses[-1, 1] < 0.3 * losses[0, 1] and heads.n_outputs == 1
+    assert (fit_temperatures(heads, states, labels).temperature == 1).all()
+
+
+def test_temperatures_undo_a_known_overconfidence(tmp_path):
+    """Labels drawn from a head's own softmax; its logits are then tripled, so the best temperature is 3."""
+    states, _, _ = write_states(tmp_path / "s", n=4000, chunk=512)
+    torch.manual_seed(1)
+    heads = Heads(3, 6, 3).requires_grad_(False)
+    cls = states.gather("cls").float()
+    for k in (1, 2):
+        heads.w_o *= 3  # far from uniform
+        labels = torch.multinomial(heads.layer(k, cls[:, k - 1])[0].softmax(-1), 1)[:, 0].numpy()
+        heads.w_o[k - 1] *= 3
+        heads.b_o[k - 1] *= 3
+        fit_temperatures(heads, states, labels, steps=200, learning_rate=0.1)
+        assert heads.temperature[k - 1].item() == pytest.approx(3, rel=0.15)
+
+
+# --- meta classifiers -------------------------------------------------------------------------------------------------
+
+
+def slow_features(logits, hidden, k, drop):
+    """Table 1 for one input and one layer."""
+    p = [torch.softmax(row, -1) for row in logits]
+    classes, early = logits.shape[1], len(logits)
+    said = [int(row.argmax()) for row in p]
+    top = sorted(p[k - 1].tolist(), reverse=True) if classes > 1 else None
+    parts = {
+        "hidden": hidden[k - 1].tolist(),
+        "prediction": [float(said[k - 1] == c) for c in range(1, classes)] if classes > 1 else [logits[k - 1, 0].item()],
+        "history": [(p[j][said[j]].item() if classes > 1 else logits[j, 0].item()) if j < k - 1 else 0.0 for j in range(early)],
+        "pmax": [top[0]] if top else [],
+        "pdiff": [top[0] - top[1]] if top else [],
+    }
+    return [value for name in FEATURES if name not in drop for value in parts[name]]
+
+
+@pytest.mark.parametrize("classes", [1, 2, 4])
+@pytest.mark.parametrize("drop", [(), ("history",), ("hidden", "pmax")])
+def test_features_equal_the_slow_ones(classes, drop):
+    torch.manual_seed(0)
+    logits, hidden = torch.randn(6, 5, classes), torch.randn(6, 5, 3)
+    fast = features(logits, hidden, drop=drop)
+    for i in range(6):
+        for k in range(1, 6):
+            slow = slow_features(logits[i], hidden[i], k, drop)
+            assert fast[i, k - 1].tolist() == pytest.approx(slow, abs=1e-6)
+
+
+def test_meta_layer_by_layer_equals_stacked_and_learns(tmp_path):
+    states, cls, logits = write_states(tmp_path / "s", n=200)
+    heads, _ = train_heads(states, 3, logits.argmax(1).numpy(), epochs=2)
+    meta, losses = train_meta(heads, states, tau=0.5, epochs=20, batch_size=16, learning_rate=1e-2)
+    early, m = score(heads, meta, cls)
+    hidden = early_outputs(heads, cls)[1]
+    for k in (1, 2, 3):
+        torch.testing.assert_close(meta.layer(k, features(early, hidden)[:, k - 1]), m[:, k - 1])
+    target = consistent(early, logits, 0.5).float()
+    assert (losses[-1] < losses[0]).all()
+    assert (m[target == 1].mean() > m[target == 0].mean()) and 0 <= m.min() and m.max() <= 1
+    with pytest.raises(ValueError, match="unknown features"):
+        train_meta(heads, states, tau=0.5, drop=("colour",))
+
+
+def test_modules_come_back_from_disk(tmp_path):
+    for module in (Heads(3, 5, 2, history=True), Meta(3, 9, ("pmax",))):
+        path = tmp_path / f"{type(module).__name__}.safetensors"
+        save_module(module, path, {"seed": 3})
+        back, about = load_module(type(module), path)
+        assert back.shape == module.shape and about == {"seed": 3}
+        for name, tensor in module.state_dict().items():
+            torch.testing.assert_close(back.state_dict()[name], tensor)
+    with pytest.raises(ValueError, match="expected Heads"):
+        load_module(Heads, tmp_path / "Meta.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "Meta.safetensors").read_bytes()[:100])
+    with pytest.raises(ValueError, match="not a whole"):
+        load_module(Meta, tmp_path / "cut.safetensors")
+
+
+# --- extraction -------------------------------------------------------------------------------------------------------
+
+
+def test_states_equal_the_models_own_hidden_states(setting, tmp_path):
+    backbone, tokenizer, data, task = setting
+    states = extract(backbone, tokenizer, data, task.columns, tmp_path / "s", max_length=48, chunk=16)
+    for i in (0, 7, 39):
+        batch = collate(tokenizer, tokenise(tokenizer, data.select([i]), task.columns, 48))
+        with torch.no_grad():
+            out = backbone.model(**batch, output_hidden_states=True)
+        torch.testing.assert_close(states.gather("logits")[i], out.logits[0], atol=1e-5, rtol=1e-5)
+        for k in (1, 6, 11):
+            expected = out.hidden_states[k][0, 0]
+            torch.testing.assert_close(states.gather("cls")[i, k - 1].float(), expected, atol=2e-3, rtol=2e-3)
+    assert sorted(np.concatenate([states.rows(i) for i in range(states.n_chunks)])) == list(range(40))
+
+
+def test_killed_extraction_goes_on_and_gives_the_same(setting, tmp_path):
+    backbone, tokenizer, data, task = setting
+    calls = []
+
+    def dies(cls, logits):
+        calls.append(len(cls))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return keep_cls(cls, logits)
+
+    options = dict(max_length=48, chunk=16)
+    with pytest.raises(KeyboardInterrupt):
+        extract(backbone, tokenizer, data, task.columns, tmp_path / "killed", read=dies, **options)
+    partial = States(tmp_path / "killed", backbone)
+    assert sum(partial.path(i).exists() for i in range(3)) == 2
+    with pytest.raises(ValueError, match="not complete"):
+        partial.gather("cls")
+    before = partial.path(0).stat().st_mtime_ns
+    whole = extract(backbone, tokenizer, data, task.columns, tmp_path / "whole", **options)
+    resumed = extract(backbone, tokenizer, data, task.columns, tmp_path / "killed", **options)
+    assert resumed.path(0).stat().st_mtime_ns == before  # what was done is not done again
+    for i in range(3):
+        assert resumed.path(i).read_bytes() == whole.path(i).read_bytes()
+
+
+def test_states_of_another_model_or_other_data_are_not_taken(setting, tmp_path):
+    backbone, tokenizer, data, task = setting
+    extract(backbone, tokenizer, data, task.columns, tmp_path / "s", max_length=48)
+    torch.manual_seed(9)
+    other = Backbone(fresh_model("demo", task))
+    with pytest.raises(ValueError, match="another model"):
+        States(tmp_path / "s", other)
+    again = extract(other, tokenizer, data, task.columns, tmp_path / "s", max_length=48)
+    assert States(tmp_path / "s", other).plan == again.plan
+    fewer = extract(other, tokenizer, data.select(range(5)), task.columns, tmp_path / "s", max_length=48)
+    assert len(fewer) == 5
+    with pytest.raises(FileNotFoundError, match="run extract"):
+        States(tmp_path / "nowhere")
+
+
+def test_a_text_of_100_000_words_is_cut(setting, tmp_path):
+    backbone, tokenizer, _, task = setting
+    data = tasks.from_texts(task.columns, ["The plot was superb. " * 25_000, "The plot was superb."])
+    states = extract(backbone, tokenizer, data, task.columns, tmp_path / "s", max_length=10**9)
+    assert states.plan["max_length"] == backbone.max_tokens and torch.isfinite(states.gather("logits")).all()
+
+
+def test_batches_hold_similar_lengths_and_every_row_once():
+    rows = [{"input_ids": [0] * n} for n in np.random.default_rng(0).integers(1, 60, size=100)]
+    batches = by_length(rows, tokens=128)
+    assert sorted(i for batch in batches for i in batch) == list(range(100))
+    lengths = [[len(rows[i]["input_ids"]) for i in batch] for batch in batches]
+    assert all(max(batch) * len(batch) <= 128 for batch in lengths)
+    assert all(min(a) >= max(b) for a, b in zip(lengths, lengths[1:]))
+
+
+# --- fine-tuning and the whole run --------------------------------------------------------------------------------------
+
+
+def test_fine_tuning_resumes_after_a_kill(tmp_path):
+    task, options = tasks.find("sentiment"), dict(epochs=2, batch_size=16, learning_rate=1e-3, save_steps=4)
+    data = tasks.load(task, limit=SIZES)
+    fine_tune(task, data, "demo", tmp_path / "whole", **options)
+
+    from transformers import TrainerCallback
+
+    class Kill(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 6:
+                raise KeyboardInterrupt
+
+    import cats.training as training
+
+    plain = training.Trainer
+    training.Trainer = lambda *a, **k: plain(*a, **k, callbacks=[Kill()])
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fine_tune(task, data, "demo", tmp_path / "killed", **options)
+    finally:
+        training.Trainer = plain
+    assert last_checkpoint(tmp_path / "killed" / "checkpoints").name == "checkpoint-4"
+    (tmp_path / "killed" / "checkpoints" / "checkpoint-5").mkdir()  # half-written: must not be resumed
+    fine_tune(task, data, "demo", tmp_path / "killed", **options)
+    whole, killed = (load_fine_tuned(tmp_path / name, task)[0] for name in ("whole", "killed"))
+    for a, b in zip(whole.model.parameters(), killed.model.parameters()):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    assert not (tmp_path / "killed" / "checkpoints").exists()
+
+
+def test_standardised_classifier_folds_to_the_same_function():
+    from transformers import MobileBertConfig, MobileBertForSequenceClassification
+
+    torch.manual_seed(0)
+    model = MobileBertForSequenceClassification(
+        MobileBertConfig(vocab_size=300, num_hidden_layers=2, hidden_size=32, intra_bottleneck_size=16, embedding_size=16,
+                         intermediate_size=32, num_attention_heads=2, max_position_embeddings=64, num_labels=3)
+    ).eval()  # fmt: skip
+    tokenizer = tokenizer_of("demo", None)
+    rows = tokenise(tokenizer, tasks.load("sentiment", limit=SIZES)["test"], ("text",), 40)
+    standardise_classifier(model, tokenizer, rows)
+    batch = collate(tokenizer, rows[:8])
+    with torch.no_grad():
+        before = model(**batch).logits
+        fold_classifier(model)
+        torch.testing.assert_close(model(**batch).logits, before, atol=1e-4, rtol=1e-4)
+    assert isinstance(model.classifier, nn.Linear)
+
+
+def test_a_checkpoint_with_another_number_of_labels_is_refused(tmp_path):
+    model = fresh_model("demo", tasks.find("topics"))
+    model.save_pretrained(tmp_path)
+    tokenizer_of("demo", None).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="fine-tuned for 4 outputs, sentiment has 2"):
+        load_fine_tuned(tmp_path, "sentiment")
+
+
+@pytest.mark.parametrize("name", ["sentiment", "similarity"])
+def test_the_whole_run(name, tmp_path):
+    run = Run(name, folder=tmp_path / "run", **QUICK)
+    table = run.table("validation")
+    assert len(table) == 40 and table.n_layers == 12 and table.regression == (name == "similarity")
+    assert table.metadata["task"] == name and table.metadata["rows"]["tune"] == 84 and table.metadata["versions"]["torch"]
+    # the table says what the model and its heads say
+    batch = collate(run.tokenizer, tokenise(run.tokenizer, run.data["validation"], run.task.columns, 48))
+    cls, logits = run.backbone.states(batch)
+    early, meta = score(run.heads, run.metas, cls)
+    np.testing.assert_allclose(table.logits[:, :-1], early, atol=1e-4)
+    np.testing.assert_allclose(table.logits[:, -1], logits, atol=1e-4)
+    np.testing.assert_allclose(table.meta, meta, atol=1e-4)
+    np.testing.assert_array_equal(table.labels, run.labels("validation"))
+    # a second run loads, a change of the meta classifier only makes what depends on it
+    stamp = lambda: {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").glob("*.safetensors")}
+    before = stamp()
+    assert Run(name, folder=tmp_path / "run", **QUICK).table("validation").sha256 == table.sha256 and stamp() == before
+    other = Run(name, folder=tmp_path / "run", **QUICK | {"meta": {"epochs": 2, "drop": ["history"]}})
+    assert other.table("validation").sha256 != table.sha256
+    assert stamp()["heads.safetensors"] == before["heads.safetensors"]
+
+
+def test_nothing_is_calibrated_that_was_trained_on():
+    run = Run("claims", **QUICK)
+    parts = {name: {tuple(row[c] for c in run.task.columns) for row in part} for name, part in run.data.items()}
+    for a in ("tune", "scale", "meta"):
+        for b in ("tune", "scale", "meta", "validation", "test"):
+            assert a == b or not parts[a] & parts[b], (a, b)
+    assert parts["tune"] | parts["scale"] | parts["meta"] == parts["train"]
+    assert not parts["validation"] & parts["test"]
+
+
+def test_two_seeds_give_two_runs():
+    assert len({Run("topics", seed=1).folder, Run("topics").folder, Run("topics", "demo-shared").folder}) == 3
