@@ -1,16 +1,20 @@
 """Four small corpora with known difficulty, and a deep encoder that learns them in a minute on two cores.
 
 Nothing is downloaded.  Each corpus mirrors one of the paper's tasks and keeps its columns; one more column, `difficulty`
-(1 to 5), counts the operations a reader must undo before the answer is plain:
+(1 to 5), says how many operations a reader must undo before the answer is plain:
 
-    1  The plot was superb and the cast was funny.                                               positive
-    2  The cast was not funny and the plot was not superb.   |   Although ..., ...
-    3  Although the cast was funny, the plot was not superb.                                     negative
-    4  Although the cast was funny, Anna was wrong to say that the plot was not superb.          positive
-    5  Some say that although ..., Anna was wrong to say that ..., and they are wrong.           negative
+    1  nothing        The plot was superb and the cast was really funny.                                      positive
+    2  not | although The plot was not superb and the cast was hardly funny.                                  negative
+    3  both           Although the cast was funny, the plot was not superb.                                   negative
+    4  and a report   Although the cast was funny, Anna was wrong to say that the plot was not superb.        positive
+    5  and one more   Some say that although ..., Anna was wrong to say that ..., and they are wrong.         negative
 
-Labels follow from the text by rule, so an early layer can be right on the easy ones and later layers are needed for the rest.
-The plainest level can always be answered from single words, which is what gets a network trained from scratch off the ground.
+"Not" and "wrong" mean the opposite, and of two clauses joined by "although" or "but" only the main one counts.  The last
+operation differs: a verdict on the whole (sentiment), a rating that may be low (similarity), a claim of "few" (claims).
+Topics selects instead of negating: "rather than", then the former or the latter, then printed or dropped, then all three.
+
+Labels follow from the text by rule.  The plainest level is decided by single words, which a first layer can see and which gets
+a network trained from scratch off the ground; flips are taken one time in three, since a fair coin would hide every clue.
 
 >>> corpus("sentiment", "train", 3).column_names
 ['text', 'label', 'difficulty']
@@ -30,7 +34,7 @@ LABELS = {
 }
 COLUMNS = {"sentiment": ["text"], "claims": ["claim", "evidence"], "topics": ["text"], "similarity": ["sentence1", "sentence2"]}
 LEVELS = range(1, 6)
-MAX_LENGTH = 48
+MAX_LENGTH = 40
 SHARES = {"train": range(0, 70), "validation": range(70, 85), "test": range(85, 100)}  # percent of all texts, by hash
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -45,10 +49,10 @@ HOTEL = "food room service pool view staff breakfast bar garden lift beach bed d
 STARS = "no one two three four five".split()
 RATERS = "guests visitors critics readers families couples tourists reporters".split()
 PEOPLE = "anna ben carl dora emil fay".split()
-CROWDS = "voters workers students farmers drivers nurses".split()
-PLANS = "plan tax strike law treaty reform bridge tunnel".split()
+CROWDS = "voters workers students farmers drivers nurses teachers miners pilots bakers".split()
+PLANS = "station festival hotel museum plan tax strike law treaty reform bridge tunnel merger budget airport dam".split()
 BACK, OPPOSE, KNOW = "back support favour".split(), "oppose reject resist".split(), "know discuss mention".split()
-LOW, HIGH = "10 20 30 40".split(), "60 70 80 90".split()
+LOW, HIGH = "10 20 30".split(), "70 80 90".split()
 TOPICS = [
     "minister embassy treaty border refugees parliament ceasefire president summit senate".split(),
     "goalkeeper coach striker tournament referee marathon olympics quarterback stadium playoffs".split(),
@@ -58,7 +62,7 @@ TOPICS = [
 OUTLETS = "story report piece column bulletin feature".split()
 GRAMMAR = (
     "the a was were is are not hardly really quite very and but although , . right wrong to say that some they gave awarded stars most"
-    " few percent of about wrote one editor printed dropped former latter rather than"
+    " few percent of it about wrote one editor printed dropped former latter rather than"
 ).split()
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -82,14 +86,14 @@ def statement(rng, level, value, aside, clause, flip):
         if rng.random() < 0.5:
             return clause(0, value, True)
         return contrast(rng, clause(0, value, False), clause(1, aside, False))
-    negated = rng.random() < 0.5  # exactly one of the two clauses is
+    negated = rng.random() < 1 / 3  # exactly one of the two clauses is
     said, verdict = value, ""
     if level == 5:
-        verdict = rng.choice(["right", "wrong"])
+        verdict = rng.choice(["right", "right", "wrong"])
         said = flip(said) if verdict == "wrong" else said
     report = ""
     if level >= 4:
-        judged = rng.choice(["right", "wrong"])
+        judged = rng.choice(["right", "right", "wrong"])
         said = flip(said) if judged == "wrong" else said
         report = f"{rng.choice(PEOPLE)} was {judged} to say that "
     text = contrast(rng, report + clause(0, said, negated), clause(1, aside, not negated))
@@ -125,13 +129,13 @@ def similarity(rng, level):
 
 
 def claims(rng, level):
-    label, crowds, plan = rng.randrange(3), rng.sample(CROWDS, 2), rng.choice(PLANS)
-    most = level < 5 or rng.random() < 0.5
+    label, crowds, plan = rng.choice([0, 0, 1, 1, 2]), rng.sample(CROWDS, 2), rng.choice(PLANS)
+    most = level < 5 or rng.random() < 2 / 3
 
     def clause(subject, value, negated):  # value: 1 most are for it, 0 few are, 2 nothing to the point
         share = rng.choice(LOW + HIGH if value == 2 else [LOW, HIGH][value ^ negated])
         verb = rng.choice(KNOW if value == 2 else OPPOSE if negated else BACK)
-        return f"{share} percent of {crowds[subject]} {verb} the {plan}"
+        return f"{share} percent of {crowds[subject]} {verb} it"
 
     value = 2 if label == 2 else int(most == (label == 0))
     claim = f"{'most' if most else 'few'} {crowds[0]} {rng.choice(BACK)} the {plan}"
@@ -164,6 +168,7 @@ def topics(rng, level):
 
 
 MAKERS = {"sentiment": sentiment, "claims": claims, "topics": topics, "similarity": similarity}
+TASKS = tuple(MAKERS)
 
 
 def prose(text):
@@ -173,7 +178,7 @@ def prose(text):
     return text[0].upper() + text[1:]
 
 
-def corpus(task, split, n, seed=0, noise=0.0):
+def corpus(task, split, n, seed=0, noise=0.02):
     """`n` distinct examples of one split of a task, equally many of every difficulty.
 
     Splits never share a text, whatever the sizes and seeds: a text's own hash says to which split it belongs.
@@ -232,7 +237,7 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=MAX_LENGTH, model_input_names=inputs, **names)
 
 
-def config(task, layers=12, shared=False, width=64):
+def config(task, layers=12, shared=False, width=64, global_every=3):
     """A deep and narrow encoder: ModernBERT, whose pre-norm layers train from scratch, or ALBERT, one layer used `layers` times."""
     ids = tokenizer()
     labels = LABELS[task] or ["score"]
@@ -249,17 +254,14 @@ def config(task, layers=12, shared=False, width=64):
         )  # fmt: skip
     return ModernBertConfig(
         intermediate_size=width, cls_token_id=ids.cls_token_id, sep_token_id=ids.sep_token_id,
-        global_attn_every_n_layers=GLOBAL_EVERY, local_attention=10, **common,
+        global_attn_every_n_layers=global_every, local_attention=10, **common,
     )  # fmt: skip
 
 
-GLOBAL_EVERY = 3
-RECIPE = {  # what `TrainingArguments` needs, and how many examples to generate
-    task: dict(examples=24000, num_train_epochs=1, learning_rate=2e-3, warmup_ratio=0.1, per_device_train_batch_size=64)
-    for task in MAKERS
-}
-TASKS = tuple(MAKERS)
-SIZES = {"train": 24000, "validation": 2000, "test": 2000}
-RECIPE = dict(epochs=1, learning_rate=2e-3, warmup=0.1, batch_size=64)
+SIZES = {"train": 24_000, "validation": 2_000, "test": 2_000}
+RECIPE = {"epochs": 1, "learning_rate": 1e-3, "batch_size": 64, "warmup": 0.1}  # options of cats.training.fine_tune
+
+
 def splits(task, seed=0):
+    """The three splits of a demo task."""
     return {split: corpus(task, split, n, seed) for split, n in SIZES.items()}

@@ -129,7 +129,7 @@ def targets_of(states, labels=None):
     return labels.float() if labels.is_floating_point() else labels.long()
 
 
-def train_heads(states, n_outputs, labels=None, *, history=False, epochs=10, batch_size=64, learning_rate=1e-3, seed=0, **options):
+def train_heads(states, n_outputs, labels=None, *, history=False, epochs=5, batch_size=64, learning_rate=1e-3, seed=0, **options):
     """Early heads from extracted states (D_tune); without labels they learn F's predictions. Returns heads and losses."""
     torch.manual_seed(seed)
     mean, std = moments(states)

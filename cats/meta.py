@@ -83,7 +83,7 @@ def consistent(early, full, tau):
     return early.argmax(-1) == full.argmax(-1, keepdim=True)
 
 
-def train_meta(heads, states, *, tau, drop=(), epochs=30, batch_size=64, learning_rate=1e-3, seed=0, **options):
+def train_meta(heads, states, *, tau, drop=(), epochs=20, batch_size=128, learning_rate=1e-3, seed=0, **options):
     """Meta classifiers by binary cross-entropy on F_k = F over D_meta, which needs no labels. Returns them and the losses."""
     torch.manual_seed(seed)
 

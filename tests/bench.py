@@ -1,12 +1,23 @@
 """Performance as ratios, side by side in one run: `make bench`."""
 
+import multiprocessing
 import resource
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
 
 import oracles
-from cats import Synthetic, evaluate
+from cats import Synthetic, evaluate, tasks
+from cats.backbone import Backbone
+from cats.extraction import States, collate, extract, tokenise
+from cats.files import write_json
+from cats.heads import train_heads
+from cats.training import fresh_model, tokenizer_of
 
 EPSILONS = [round(0.05 * i, 2) for i in range(1, 20)]
 
@@ -37,6 +48,75 @@ def evaluation(n=25_000, layers=24, trials=25, sample=1_000):
     print(f"  peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
 
 
+def heads(rows=1024, batch_size=64, epochs=3):
+    """All early heads together from extracted states, against one layer at a time with the backbone in the loop.
+
+    The same number of updates, the same batch size and rate; extraction counts as part of the fast way.
+    """
+    task = tasks.find("sentiment")
+    torch.manual_seed(0)
+    backbone, tokenizer = Backbone(fresh_model("demo", task)), tokenizer_of("demo", task)
+    data = tasks.load(task, limit=rows)["train"]
+    labels = np.array(data["label"][:])
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        states = extract(backbone, tokenizer, data, task.columns, Path(folder) / "s", max_length=task.max_length, chunk=batch_size)
+        _, losses = train_heads(states, 2, labels, epochs=epochs, batch_size=batch_size)
+        fast = time.perf_counter() - start
+
+    tokens, slow, ends = tokenise(tokenizer, data, task.columns, task.max_length), 0.0, []
+    for k in range(1, backbone.n_layers):
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(backbone.hidden_size, affine=False)  # what standardising does for the extracted states
+        head = nn.Sequential(norm, nn.Linear(backbone.hidden_size, 32), nn.Tanh(), nn.Linear(32, 2))
+        optimizer, updates = torch.optim.AdamW(head.parameters(), lr=1e-3, weight_decay=0.01), epochs * -(-rows // batch_size)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / updates)
+        start = time.perf_counter()
+        for _ in range(epochs):
+            total = 0.0
+            for batch in torch.randperm(rows).split(batch_size):
+                with torch.no_grad():
+                    cls = backbone.states(collate(tokenizer, [tokens[i] for i in batch]))[0][:, k - 1]
+                loss = nn.functional.cross_entropy(head(cls), torch.tensor(labels[batch]))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                total += loss.item() * len(batch) / rows
+        slow += time.perf_counter() - start
+        ends.append(total)
+    print(f"early heads: {backbone.n_layers - 1} layers, {rows:,} inputs, {epochs} epochs of batches of {batch_size}")
+    print(f"  together from extracted states {fast:.1f} s (extraction included), one layer at a time {slow:.1f} s: {slow / fast:.0f} times faster")
+    print(f"  mean loss {losses[-1].mean():.4f} and {np.mean(ends):.4f}; largest difference at a layer {np.abs(losses[-1].numpy() - ends).max():.4f}")
+
+
+def memory(n=25_000, layers=24, d=2048, chunk=512):
+    """Peak memory of head training on states the size of Albert-xlarge's, beyond what importing everything takes."""
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        folder = Path(folder)
+        write_json(folder / "plan.json", {"model": "random", "n": n, "chunk": chunk, "seed": 0})
+        states = States(folder)
+        one = torch.randn(chunk, layers, d).half()
+        for i in range(states.n_chunks):
+            size = len(states.rows(i))
+            save_file({"cls": one[:size].clone(), "logits": torch.randn(size, 2)}, states.path(i))
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**30
+        peak = in_a_process(_train_from, folder, n)
+    print(f"memory: {n:,} inputs, {layers} layers, hidden size {d}, {size:.1f} GiB of states, chunks of {chunk}")
+    print(f"  peak of one epoch of head training {peak:.2f} GiB, all of Python and torch included")
+
+
+def _train_from(folder, n):
+    train_heads(States(folder), 2, np.zeros(n, int), epochs=1, batch_size=64)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def in_a_process(run, *arguments):
+    """The result of a call in a process of its own, whose peak memory is its own, too."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(run, arguments)
+
+
 def timed(run):
     start = time.perf_counter()
     run()
@@ -45,3 +125,5 @@ def timed(run):
 
 if __name__ == "__main__":
     evaluation()
+    heads()
+    memory()

@@ -9,7 +9,7 @@ import cats
 import oracles
 from cats import METHODS
 from cats.calibration import CalibrationSet, exact, naive
-from cats.evaluation import split
+from cats.evaluation import auroc, by_layer, calibration_error, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 
@@ -115,3 +115,28 @@ def test_summary_has_mean_and_percentiles():
 def test_bad_input_is_refused(change, error, message):
     with pytest.raises(error, match=message):
         cats.evaluate(cats.Synthetic(layers=3).table(20), **({"methods": ["shared"]} | change))
+
+
+def test_auroc_and_calibration_error_equal_the_slow_ones():
+    rng = np.random.default_rng(0)
+    scores, positive = np.round(rng.random(60), 1), rng.random(60) < 0.4
+    pairs = [(a > b) + (a == b) / 2 for a in scores[positive] for b in scores[~positive]]
+    assert auroc(scores, positive) == pytest.approx(np.mean(pairs))
+    assert np.isnan(auroc(scores, np.ones(60, bool)))
+    confidence, error = rng.random(200), 0
+    right = rng.random(200) < confidence**2
+    for b in range(15):
+        inside = (confidence >= b / 15) & ((confidence < (b + 1) / 15) | (b == 14))
+        if inside.any():
+            error += inside.mean() * abs(confidence[inside].mean() - right[inside].mean())
+    assert calibration_error(confidence, right) == pytest.approx(error)
+
+
+def test_report_by_layer():
+    table = cats.Synthetic(layers=5).table(400)
+    report, temperature = by_layer(table), np.array([2.0, 1.0, 0.5, 1.0])
+    assert report["consistency"].tolist() == pytest.approx(table.consistent.mean(axis=0))
+    assert (report["auroc_meta"] > report["auroc_sm"]).all()  # the synthetic softmax is the noisier one
+    before = by_layer(table, temperature)["ece_before"]
+    assert before[1] == pytest.approx(report["ece"][1]) and before[0] != pytest.approx(report["ece"][0])
+    assert "correlation" in by_layer(regression_table()) and "ece" not in by_layer(regression_table())
