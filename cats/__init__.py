@@ -16,7 +16,19 @@ from cats.synthetic import Synthetic
 from cats.tables import ScoreTable
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name):
+    """CAT needs torch; everything else here does not, and should not wait for it."""
+    if name == "CAT":
+        from cats.cat import CAT
+
+        return CAT
+    raise AttributeError(f"module 'cats' has no attribute {name!r}")
+
+
 __all__ = [
+    "CAT",
     "METHODS",
     "MEASURES",
     "CalibrationWarning",

@@ -7,6 +7,7 @@ A chunk is a random part of the data: inside it inputs are sorted by length for 
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,12 @@ def keep_cls(cls, logits):
     return {"cls": half, "logits": logits.float()}
 
 
-def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TOKENS, chunk=CHUNK, seed=0, read=keep_cls, reads="cls"):
+def mixed(autocast, device):
+    """F in lower precision where asked for ("bfloat16", "float16"); heads and scores always stay in float32."""
+    return torch.autocast(device.type, getattr(torch, autocast)) if autocast else nullcontext()
+
+
+def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TOKENS, chunk=CHUNK, seed=0, read=keep_cls, reads="cls", autocast=None):
     """Run F over the data and write read([CLS] (rows, l, d), logits (rows, C)) to `folder`, chunk by chunk.
 
     Goes on where an interrupted run was; the result is the same. Under `accelerate launch` the processes share the
@@ -72,6 +78,7 @@ def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TO
         "chunk": chunk,
         "seed": seed,
         "max_length": max_length,
+        "autocast": autocast,
     }
     processes = PartialState()
     if processes.is_main_process and (folder / "plan.json").exists() and json.loads((folder / "plan.json").read_text()) != plan:
@@ -89,7 +96,9 @@ def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TO
         parts = {}
         for batch in by_length(rows, tokens):
             with torch.inference_mode():
-                values = read(*backbone.states(collate(tokenizer, [rows[j] for j in batch], backbone.extra_padding)))
+                with mixed(autocast, backbone.model.device):
+                    cls, logits = backbone.states(collate(tokenizer, [rows[j] for j in batch], backbone.extra_padding))
+                values = read(cls.float(), logits.float())
             for name, value in values.items():
                 if name not in parts:
                     parts[name] = torch.empty((len(rows), *value.shape[1:]), dtype=value.dtype)

@@ -14,31 +14,35 @@ FEATURES = ("hidden", "prediction", "history", "pmax", "pdiff")
 UNITS = 32
 
 
-def features(logits, hidden, k=None, drop=()):
-    """Inputs of the meta classifiers from early outputs: logits (rows, l-1, C), hidden (rows, l-1, d_e) to (rows, l-1, D).
+def predicted(logits):
+    """What a layer says, from its logits (..., C), each (..., size): prediction, confidence and pdiff.
 
-    hidden      φ(W_p h), the early hidden state
     prediction  ŷ_k: which class (one indicator fewer than classes), or the output itself for regression
-    history     the past k-1 predictions: p_j(ŷ_j | x) for j < k, or the outputs; 0 from layer k on
-    pmax, pdiff the largest probability, and its distance to the second; not for regression
-
-    With k, only that layer's inputs (rows, D), from the outputs of layers 1 … k. A feature in `drop` is left out.
+    confidence  p_k(ŷ_k | x), or the output itself: it is this layer's pmax, and what later layers remember of it
+    pdiff       the distance between the two largest probabilities; None for regression
     """
-    early = logits.shape[1]
-    if logits.shape[2] == 1:
-        confidence, parts = logits[..., 0], {"prediction": logits}
-    else:
-        top = logits.softmax(-1).topk(2, -1)
-        confidence = top.values[..., 0]
-        parts = {
-            "prediction": f.one_hot(top.indices[..., 0], logits.shape[2])[..., 1:].to(logits.dtype),
-            "pmax": top.values[..., :1],
-            "pdiff": top.values[..., :1] - top.values[..., 1:],
-        }
-    past = confidence[:, None].expand(-1, early, -1).tril(-1)  # (rows, l-1, l-1): row k holds the layers before it
-    parts |= {"hidden": hidden, "history": past}
-    whole = torch.cat([parts[name] for name in FEATURES if name in parts and name not in drop], -1)
-    return whole if k is None else whole[:, k - 1]
+    if logits.shape[-1] == 1:
+        return logits, logits, None
+    top, which = logits.softmax(-1).topk(2, -1)
+    others = torch.arange(1, logits.shape[-1], device=logits.device)
+    return (which[..., :1] == others).to(logits.dtype), top[..., :1], top[..., :1] - top[..., 1:]
+
+
+def inputs(said, hidden, past, drop=()):
+    """Inputs of a meta classifier (..., D), from `predicted`, the early hidden state φ(W_p h) (..., d_e), and the past k-1
+    predictions (..., l-1): p_j(ŷ_j | x) for j < k, or the outputs; 0 from layer k on. Features in `drop` are left out."""
+    prediction, confidence, pdiff = said
+    parts = {"hidden": hidden, "prediction": prediction, "history": past}
+    if pdiff is not None:  # regression has no probabilities
+        parts |= {"pmax": confidence, "pdiff": pdiff}
+    return torch.cat([parts[name] for name in FEATURES if name in parts and name not in drop], -1)
+
+
+def features(logits, hidden, drop=()):
+    """`inputs` for all layers at once: logits (rows, l-1, C), hidden (rows, l-1, d_e) to (rows, l-1, D)."""
+    said = predicted(logits)
+    past = said[1].transpose(1, 2).expand(-1, logits.shape[1], -1).tril(-1)  # (rows, l-1, l-1): row k holds the layers before it
+    return inputs(said, hidden, past, drop)
 
 
 class Meta(nn.Module):
@@ -63,10 +67,11 @@ class Meta(nn.Module):
         out = torch.baddbmm(self.b_2[:, None], torch.relu(torch.baddbmm(self.b_1[:, None], x, self.w_1)), self.w_2)
         return out[..., 1] - out[..., 0]
 
-    def layer(self, k, x):
-        """M_k, counted from 1: features (rows, D) to the probability of consistency (rows,)."""
-        out = torch.relu(x @ self.w_1[k - 1] + self.b_1[k - 1]) @ self.w_2[k - 1] + self.b_2[k - 1]
-        return torch.sigmoid(out[:, 1] - out[:, 0])
+    def layer(self, k):
+        """M_k, counted from 1, as a function of features (rows, D) to the probability of consistency (rows,)."""
+        w_1, b_1 = self.w_1[k - 1], self.b_1[k - 1]
+        w_2, b_2 = self.w_2[k - 1, :, 1] - self.w_2[k - 1, :, 0], self.b_2[k - 1, 1] - self.b_2[k - 1, 0]
+        return lambda x: torch.addmv(b_2, torch.addmm(b_1, x, w_1).relu_(), w_2).sigmoid_()
 
     def fold(self, mean, std):
         """Turn classifiers of (x - mean)/std into classifiers of x."""

@@ -31,7 +31,7 @@ def save_module(module, path, about):
     """A module and what is known about it, in one safetensors file."""
     header = {"cats": json.dumps({"kind": type(module).__name__, "shape": module.shape, "about": about}, sort_keys=True)}
     with writing(path) as aside:
-        save_file({name: tensor.contiguous() for name, tensor in module.state_dict().items()}, aside, header)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}, aside, header)
 
 
 def load_module(kind, path):
@@ -189,6 +189,14 @@ class Run:
             self._record(path, settings)
         return ScoreTable.load(path)
 
+    def cat(self, measure="meta"):
+        """The CAT of this run, calibrated on the validation split."""
+        from cats.cat import CAT
+
+        about = {"task": self.task.name, "tuning": len(self.data["train"]), "calibration": len(self.data["validation"]), "labelled": True}
+        table = self.table("validation")
+        return CAT(self.backbone, self.tokenizer, self.heads, self.metas, table, max_length=self.max_length, measure=measure, about=about)
+
     def about(self, split):
         """How a table of this run was made."""
         return {
@@ -214,9 +222,9 @@ def scores_of(heads, metas, cls, logits):
     return {"logits": torch.cat([early, logits[:, None].float()], 1), "meta": meta}
 
 
-def table_of(scored, labels, about):
+def table_of(scored, labels, about, tau=TAU):
     """A ScoreTable from extracted scores."""
-    return ScoreTable(scored.gather("logits").numpy(), scored.gather("meta").numpy(), labels, about)
+    return ScoreTable(scored.gather("logits").numpy(), scored.gather("meta").numpy(), labels, about, tau)
 
 
 def _hash(module):

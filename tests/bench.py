@@ -2,6 +2,7 @@
 
 import multiprocessing
 import resource
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -10,13 +11,15 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import oracles
-from cats import Synthetic, evaluate, tasks
+from cats import CAT, ScoreTable, Synthetic, calibrate, evaluate, exit_layers, tasks
 from cats.backbone import Backbone
 from cats.extraction import States, collate, extract, tokenise
 from cats.files import write_json
-from cats.heads import train_heads
+from cats.heads import Heads, train_heads
+from cats.meta import Meta
 from cats.training import fresh_model, tokenizer_of
 
 EPSILONS = [round(0.05 * i, 2) for i in range(1, 20)]
@@ -106,6 +109,67 @@ def memory(n=25_000, layers=24, d=2048, chunk=512):
     print(f"  peak of one epoch of head training {peak:.2f} GiB, all of Python and torch included")
 
 
+ARCHITECTURES = {  # random weights: time depends on shapes and exits, not on weights
+    "BERT 12 x 384": dict(model_type="bert", hidden_size=384, num_hidden_layers=12, num_attention_heads=12, intermediate_size=1536),
+    "MobileBERT 24 x 512": dict(model_type="mobilebert"),
+}
+
+
+def replay_cat(options):
+    """A CAT of random weights for this architecture."""
+    config = AutoConfig.for_model(**options, num_labels=2)
+    backbone = Backbone(AutoModelForSequenceClassification.from_config(config))
+    early = backbone.n_layers - 1
+    heads, meta = Heads(early, backbone.hidden_size, 2).requires_grad_(False), Meta(early, 32 + 1 + early + 2).requires_grad_(False)
+    return CAT(backbone, None, heads, meta, ScoreTable(np.zeros((1, early + 1, 2)), np.zeros((1, early))))
+
+
+def runtime(tokens=64, batches={1: 48, 32: 96}, repeats=5):
+    """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; interleaved, medians."""
+    for name, options in ARCHITECTURES.items():
+        torch.manual_seed(0)
+        cat = replay_cat(options)
+        l = cat.backbone.n_layers
+        table = Synthetic(layers=l).table(2000)
+        thresholds = calibrate(table.scores("meta"), table.consistent, 0.05, method="first_exit")
+        exits = torch.tensor(exit_layers(table.scores("meta"), thresholds))
+        ids = torch.randint(1000, 2000, (max(batches.values()), tokens))
+        for size, n in batches.items():
+            starts = range(0, n, size)
+            inputs = [{"input_ids": ids[i : i + size], "attention_mask": torch.ones(size, tokens, dtype=torch.long)} for i in starts]
+            decide = [lambda k, scores, rows, i=i: exits[i + rows] == k for i in starts]
+            never = np.full(l - 1, np.inf)
+            full, early = [], []
+            for repeat in range(repeats + 1):  # the first warms up
+                for batch, rule in zip(inputs, decide):
+                    with torch.inference_mode():
+                        full.append(timed(lambda: cat.backbone.model(**batch)))
+                    early.append(timed(lambda: cat.run(batch, never, decide=rule)))
+            shape = (repeats + 1, len(inputs))
+            full, early = np.median(np.reshape(full, shape)[1:], axis=0), np.median(np.reshape(early, shape)[1:], axis=0)
+            ratio, share = early.sum() / full.sum(), exits[:n].double().mean().item() / l
+            print(f"runtime: {name}, {tokens} tokens, batch {size}: T_G/T_F {ratio:.3f}, layers_G/l {share:.3f}, quotient {ratio / share:.3f}")
+            for what, times in (("F", full), ("G", early)):
+                print(f"    {what} latency a batch: p50 {np.median(times) * 1e3:.1f} ms, p95 {np.quantile(times, 0.95) * 1e3:.1f} ms")
+        peaks = [in_a_process(_peak, options, which) for which in ("full", "early")]
+        print(f"    peak memory at batch 32: F {peaks[0]:.0f} MiB, G {peaks[1]:.0f} MiB beyond the loaded model")
+
+
+def _peak(options, which):
+    """Peak memory of twenty batches of 32, beyond the model itself, in MiB."""
+    cat = replay_cat(options)
+    batch = {"input_ids": torch.randint(1000, 2000, (32, 64)), "attention_mask": torch.ones(32, 64, dtype=torch.long)}
+    exits = torch.arange(32) % cat.backbone.n_layers + 1
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(20):
+        if which == "full":
+            with torch.inference_mode():
+                cat.backbone.model(**batch)
+        else:
+            cat.run(batch, np.full(cat.backbone.n_layers - 1, np.inf), decide=lambda k, scores, rows: exits[rows] == k)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+
+
 def _train_from(folder, n):
     train_heads(States(folder), 2, np.zeros(n, int), epochs=1, batch_size=64)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -124,6 +188,6 @@ def timed(run):
 
 
 if __name__ == "__main__":
-    evaluation()
-    heads()
-    memory()
+    chosen = sys.argv[1:] or ["evaluation", "heads", "memory", "runtime"]
+    for name in chosen:
+        globals()[name]()

@@ -1,0 +1,375 @@
+"""CAT: a classifier that really stops early, and keeps its promise (Algorithm 1, PREDICT; Eq. 2).
+
+    cat = CAT.fit("path/to/fine-tuned-model", tuning_texts, calibration_texts)       # unlabelled text is enough
+    out = cat.predict(texts, epsilon=0.05)                                           # ε is chosen here
+    out.predictions, out.exit_layers, out.confidences
+    cat.save_pretrained("my-cat");  CAT.from_pretrained("my-cat")
+
+After every layer the rows that have exited leave the batch, so nobody waits for the slowest input. The calibration
+inputs' outputs are kept as a ScoreTable: thresholds for any ε, calibrator, measure and subset of layers come from it.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer
+
+from cats import calibration, evaluation, measures, tasks
+from cats.backbone import Backbone
+from cats.extraction import collate, extract, mixed, tokenise
+from cats.files import versions, write_json, writing
+from cats.heads import Heads, fit_temperatures, train_heads
+from cats.meta import Meta, inputs, predicted, train_meta
+from cats.pipeline import load_module, save_module, scores_of, table_of
+from cats.tables import TAU, ScoreTable
+
+FORMAT = "cats.CAT/1"
+RUNTIME_MEASURES = [measure for measure in measures.MEASURES if measure != "random"]
+
+
+class Predictions(NamedTuple):
+    """What a CAT says, in the order of the inputs."""
+
+    predictions: np.ndarray  # (n,), a class number, or a number for regression
+    exit_layers: np.ndarray  # (n,), 1 … l
+    confidences: np.ndarray  # (n,), the score with which an input left; 1 at the last layer, which is F itself
+    probabilities: np.ndarray  # (n, C), softmax of the layer it left at; the outputs themselves for regression
+
+
+class CAT:
+    """A fine-tuned model F with early heads, meta classifiers and calibration data."""
+
+    def __init__(self, backbone, tokenizer, heads, meta, table, *, max_length=256, measure="meta", autocast=None, about=None):
+        if not backbone.n_layers == heads.early + 1 == meta.early + 1 == table.n_layers:
+            layers = f"{backbone.n_layers}, {heads.early + 1}, {meta.early + 1} and {table.n_layers}"
+            raise ValueError(f"backbone, heads, meta classifiers and calibration table have {layers} layers: they do not belong together")
+        if (backbone.hidden_size, backbone.num_labels) != (heads.d, heads.n_outputs) or backbone.num_labels != table.n_classes:
+            raise ValueError("backbone, heads and calibration table differ in hidden size or number of labels")
+        device = backbone.model.device
+        self.backbone, self.tokenizer, self.table = backbone, tokenizer, table
+        self.heads, self.meta = heads.to(device).eval(), meta.to(device).eval()
+        self.max_length, self.measure, self.autocast = min(max_length, backbone.max_tokens), measure, autocast
+        self.about, self._scored = dict(about or {}), {}
+        self.exits = [(self.heads.layer(k), self.meta.layer(k)) for k in range(1, backbone.n_layers)]
+
+    def __repr__(self):
+        return f"CAT({self.backbone.family}, {self.backbone.n_layers} layers, {len(self.table)} calibration inputs, {self.measure})"
+
+    # --- making one ---
+
+    @classmethod
+    def fit(
+        cls, model, tuning, calibration, *, labels=None, tokenizer=None, max_length=256, measure="meta",
+        autocast=None, folder=None, seed=0, tau=TAU, early=None, meta=None, about=None,
+    ):  # fmt: skip
+        """A CAT from a fine-tuned model and two lists of texts (pairs for two-text tasks) of the kind it will see.
+
+        tuning       trains heads, temperatures and meta classifiers; without `labels` they learn what F says
+        calibration  never trained on, not even by F; unlabelled. Its size limits ε: see cats.calibration_size
+        autocast     run F in "bfloat16" or "float16", here and in predict; the promise is about F as it runs here
+        folder       where extracted states go (a temporary folder by default); give one to resume an interrupted fit
+        """
+        backbone = model if isinstance(model, Backbone) else Backbone(model) if isinstance(model, torch.nn.Module) else Backbone.from_pretrained(model)
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(model if isinstance(model, (str, Path)) else backbone.model.name_or_path)
+        tuning, calibration = rows_of(tuning), rows_of(calibration)
+        if len(tuning) < 10 or not calibration:
+            raise ValueError(f"needs at least 10 tuning texts and 1 calibration text, got {len(tuning)} and {len(calibration)}")
+        both = len(set(tuning) & set(calibration))
+        if both:
+            warnings.warn(f"{both} calibration texts are also tuning texts: what was trained on cannot calibrate", stacklevel=2)
+        columns = tuple(f"text{i + 1}" for i in range(len(tuning[0])))
+        data = tasks.from_texts(columns, tuning)
+        if labels is not None:
+            data = data.add_column("label", list(labels))
+        parts, calibration = tasks.cut(data, seed), tasks.from_texts(columns, calibration)
+
+        with tempfile.TemporaryDirectory() as temporary:
+            work = Path(folder or temporary)
+            options = {"max_length": max_length, "autocast": autocast}
+            states = {
+                name: extract(backbone, tokenizer, part.select_columns(columns), columns, work / name, **options) for name, part in parts.items()
+            }
+            targets = {name: None if labels is None else part["label"][:] for name, part in parts.items()}
+            heads, _ = train_heads(states["tune"], backbone.num_labels, targets["tune"], seed=seed, **(early or {}))
+            fit_temperatures(heads, states["scale"], targets["scale"])
+            metas, _ = train_meta(heads, states["meta"], tau=tau, seed=seed, **(meta or {}))
+            heads, metas = heads.to(backbone.model.device), metas.to(backbone.model.device)
+            # scores depend on the heads just trained, so these are never resumed from another fit
+            shutil.rmtree(work / "calibration", ignore_errors=True)
+            read = lambda cls, logits: scores_of(heads, metas, cls, logits)
+            scored = extract(backbone, tokenizer, calibration, columns, work / "calibration", read=read, reads="scores", **options)
+            table = table_of(scored, None, {"split": "calibration"}, tau)
+        sizes = {"tuning": len(tuning), "calibration": len(calibration), "labelled": labels is not None}
+        made = {**sizes, "seed": seed, "versions": versions("torch", "transformers"), **(about or {})}
+        return cls(backbone, tokenizer, heads, metas, table, max_length=max_length, measure=measure, autocast=autocast, about=made)
+
+    # --- using it ---
+
+    def thresholds(self, epsilon=0.05, method="first_exit", measure=None, exit_layers=None, **options):
+        """Thresholds (l-1,) from the calibration inputs; `inf` at layers not in `exit_layers` (counted from 1).
+
+        The guarantee holds for whatever subset of layers is chosen: they are calibrated as if there were no others.
+        """
+        early = self.backbone.n_layers - 1
+        layers = list(range(1, early + 1)) if exit_layers is None else sorted(set(exit_layers))
+        if not layers or not 1 <= layers[0] <= layers[-1] <= early:
+            raise ValueError(f"exit_layers must be among 1 … {early}, got {exit_layers}")
+        columns = np.array(layers) - 1
+        scores = self._scores(measure or self.measure)[:, columns]
+        thresholds = np.full(early, np.inf)
+        thresholds[columns] = calibration.calibrate(scores, self.table.consistent[:, columns], epsilon, method, **options)
+        return thresholds
+
+    def _scores(self, measure):
+        if measure not in RUNTIME_MEASURES:
+            raise ValueError(f"a CAT can exit by {', '.join(RUNTIME_MEASURES)}, not by {measure!r}")
+        if measure not in self._scored:
+            self._scored[measure] = self.table.scores(measure)
+        return self._scored[measure]
+
+    def predict(self, texts, epsilon=0.05, batch_size=32, *, method="first_exit", measure=None, exit_layers=None, **options):
+        """Predictions that agree with F as often as the method promises; see cats.calibrate for methods and options.
+
+        texts  a list of strings, or of pairs where F reads two texts. They are batched by length; the results come back
+               in their order.
+        """
+        measure = measure or self.measure
+        thresholds = self.thresholds(epsilon, method, measure, exit_layers, **options)
+        rows = rows_of(texts)
+        columns = [f"text{i + 1}" for i in range(len(rows[0]))] if rows else []
+        tokens = tokenise(self.tokenizer, tasks.from_texts(columns, rows), columns, self.max_length)
+        order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
+        logits = np.zeros((len(tokens), self.backbone.num_labels), np.float32)
+        exits, confidences = np.zeros(len(tokens), int), np.ones(len(tokens))
+        for start in range(0, len(order), batch_size):
+            some = order[start : start + batch_size]
+            batch = collate(self.tokenizer, [tokens[i] for i in some], self.backbone.extra_padding)
+            logits[some], exits[some], confidences[some] = self.run(batch, thresholds, measure)
+        table = self.table
+        said = logits[:, 0] if table.regression else logits.argmax(axis=1)
+        p = logits if table.regression else torch.softmax(torch.from_numpy(logits), -1).numpy()
+        return Predictions(said, exits, confidences, p)
+
+    @torch.inference_mode()
+    def run(self, batch, thresholds, measure="meta", decide=None):
+        """One tokenised batch through the layers, rows leaving as they exit: logits (rows, C), exit layers, confidences.
+
+        decide  overrides the rule, as decide(k, scores of the rows left, their numbers) to a mask: to replay known exits
+        """
+        backbone, l, device = self.backbone, self.backbone.n_layers, self.backbone.model.device
+        bars, open_layers = as_float32(thresholds), np.flatnonzero(np.asarray(thresholds) < np.inf) + 1
+        last = l - 1 if decide else max(open_layers, default=0)  # nothing can leave early after this layer
+        scorer = Scorer(self, measure, len(batch["input_ids"]))
+        rows = torch.arange(len(batch["input_ids"]), device=device)
+        logits = torch.empty(len(rows), backbone.num_labels, device=device)
+        exits, confidences = torch.full((len(rows),), l), torch.ones(len(rows), device=device)
+        with mixed(self.autocast, device):
+            state = backbone.start(batch)
+        for k in range(1, l + 1):
+            with mixed(self.autocast, device):
+                state = backbone.step(state, k)
+            if k > last or k == l or not (decide or scorer.needs_all or bars[k - 1] < np.inf):
+                continue
+            early, scores = scorer(k, backbone.cls(state).float())
+            leaves = decide(k, scores, rows) if decide else scores > bars[k - 1]
+            if not leaves.any():
+                continue
+            gone = rows[leaves]
+            logits[gone], exits[gone.cpu()], confidences[gone] = early[leaves], k, scores[leaves].float()
+            stays = (~leaves).nonzero()[:, 0]
+            if not len(stays):
+                return logits.cpu().numpy(), exits.numpy(), confidences.cpu().numpy()
+            rows, state = rows[stays], backbone.keep(state, stays)
+            scorer.keep(stays)
+        with mixed(self.autocast, device):
+            logits[rows] = backbone.finish(state).float()
+        return logits.cpu().numpy(), exits.numpy(), confidences.cpu().numpy()
+
+    # --- keeping it ---
+
+    def save_pretrained(self, folder, backbone=True):
+        """Write the CAT to a folder: safetensors, JSON and a model card; the backbone inside, or by reference.
+
+        backbone  True to put F and its tokenizer inside; False to keep the name or path F was loaded from
+        """
+        folder, files = Path(folder), {}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cat.json").unlink(missing_ok=True)  # a folder without it is refused: no half-written CAT is ever loaded
+        save_module(self.heads, folder / "heads.safetensors", {})
+        save_module(self.meta, folder / "meta.safetensors", {})
+        self.table.save(folder / "calibration.safetensors")
+        where = str(self.backbone.model.name_or_path)
+        if backbone:
+            where = "backbone"
+            self.backbone.model.save_pretrained(folder / where)
+            self.tokenizer.save_pretrained(folder / where)
+        elif not where:
+            raise ValueError("this backbone was not loaded from anywhere: save it inside, with backbone=True")
+        for name in ("heads", "meta", "calibration"):
+            files[f"{name}.safetensors"] = _sha256(folder / f"{name}.safetensors")
+        with writing(folder / "README.md") as aside:
+            aside.write_text(self.card())
+        write_json(
+            folder / "cat.json",
+            {
+                "format": FORMAT,
+                "files": files,
+                "backbone": {"where": where, "fingerprint": self.backbone.fingerprint, "family": self.backbone.family, "layers": self.backbone.n_layers},
+                "max_length": self.max_length,
+                "measure": self.measure,
+                "autocast": self.autocast,
+                "about": self.about,
+            },
+        )
+        return folder
+
+    @classmethod
+    def from_pretrained(cls, folder, backbone=None):
+        """Load a CAT; `backbone` gives another place for F, which must be the very model the CAT was made for."""
+        folder = Path(folder)
+        if not (folder / "cat.json").exists():
+            raise FileNotFoundError(f"no CAT in {folder}: it has no cat.json")
+        card = json.loads((folder / "cat.json").read_text())
+        if card.get("format") != FORMAT:
+            raise ValueError(f"{folder} holds {card.get('format')!r}, expected {FORMAT!r}")
+        for name, digest in card["files"].items():
+            if not (folder / name).exists() or _sha256(folder / name) != digest:
+                raise ValueError(f"{folder / name} is missing or was changed: this CAT's promise cannot be trusted, save it again")
+        where = str(backbone or (folder / "backbone" if card["backbone"]["where"] == "backbone" else card["backbone"]["where"]))
+        model = Backbone.from_pretrained(where)
+        if model.fingerprint != card["backbone"]["fingerprint"]:
+            raise ValueError(f"the model at {where} is not the one this CAT was made for: heads and calibration belong to other weights")
+        heads, meta = load_module(Heads, folder / "heads.safetensors")[0], load_module(Meta, folder / "meta.safetensors")[0]
+        table, tokenizer = ScoreTable.load(folder / "calibration.safetensors"), AutoTokenizer.from_pretrained(where)
+        options = {name: card[name] for name in ("max_length", "measure", "autocast", "about")}
+        return cls(model, tokenizer, heads, meta, table, **options)
+
+    def savings(self, epsilons=(0.2, 0.1, 0.05, 0.02, 0.01), method="first_exit", trials=25, seed=0):
+        """Expected consistency and layers at each ε, over random splits of the calibration inputs."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", calibration.CalibrationWarning)
+            frame = evaluation.evaluate(self.table, method, self.measure, epsilons, trials, seed)
+        return evaluation.summary(frame)
+
+    def card(self):
+        """The model card: what was fitted on what, and what it can promise."""
+        n, l, means = len(self.table), self.backbone.n_layers, self.savings().xs("mean", axis=1, level=1).reset_index()
+        rows = "\n".join(f"| {r.epsilon:g} | {r.consistency:.3f} | {r.layers:.2f} of {l} |" for r in means.itertuples())
+        about = "\n".join(f"* {name}: {value}" for name, value in sorted(self.about.items()))
+        return CARD.format(
+            family=self.backbone.family, l=l, n=n, measure=self.measure, smallest=calibration.smallest_epsilon(n),
+            pac=calibration.smallest_epsilon(n, 0.01), rows=rows, about=about, max_length=self.max_length,
+            some=int((~self.table.consistent.all(axis=1)).sum()), autocast=self.autocast or "none",
+        )  # fmt: skip
+
+
+class Scorer:
+    """Early predictions and their confidence, layer after layer, for the rows still there: what a layer needs of the past."""
+
+    def __init__(self, cat, measure, n):
+        self.cat, self.measure, self.history = cat, measure, cat.heads.history
+        # whether a layer's score depends on the layers before it: then heads run at every layer
+        self.needs_all = self.history or measure in ("kl", "patience") or (measure == "meta" and "history" not in cat.meta.drop)
+        device = cat.backbone.model.device
+        self.past = torch.zeros(n, cat.heads.early, device=device)  # confidences of the layers before
+        self.unscaled = torch.zeros(n, 0, device=device)  # their logits, for heads with history
+        self.before = None  # logits of the layer before
+        self.streak = torch.zeros(n, device=device)
+
+    def keep(self, rows):
+        """Forget the rows that have left."""
+        self.past, self.unscaled, self.streak = self.past[rows], self.unscaled[rows], self.streak[rows]
+        self.before = None if self.before is None else self.before[rows]
+
+    def __call__(self, k, cls):
+        """Logits with temperature (rows, C) and scores (rows,) of layer k, counted from 1."""
+        head, meta = self.cat.exits[k - 1]
+        raw, logits, hidden = head(cls, self.unscaled)
+        if self.history:
+            self.unscaled = torch.cat([self.unscaled, raw], 1)
+        if self.measure == "meta":
+            said = predicted(logits)
+            scores = meta(inputs(said, hidden, self.past, self.cat.meta.drop))
+            self.past[:, k - 1] = said[1][:, 0]
+        else:
+            scores = self._from_logits(logits)
+            self.before = logits
+        return logits, scores
+
+    def _from_logits(self, logits):
+        if self.measure == "patience":
+            if self.before is not None:
+                regression, tau = self.cat.table.regression, self.cat.table.tau
+                same = (logits - self.before)[:, 0].abs() <= tau if regression else logits.argmax(1) == self.before.argmax(1)
+                self.streak = (self.streak + 1) * same
+            return self.streak.double() / self.cat.heads.early
+        if self.measure == "kl" and self.before is None:
+            return torch.zeros(len(logits), device=logits.device)
+        # the table's own function on this layer alone; its last layer, F, is not read
+        stack = torch.stack([logits if self.before is None else self.before, logits, logits], 1).double().cpu().numpy()
+        return torch.from_numpy(getattr(measures, self.measure)(stack)[:, 1]).to(logits.device)
+
+
+def as_float32(thresholds):
+    """The largest float32 numbers that do not exceed the thresholds: comparing with them decides as float64 would."""
+    thresholds = np.asarray(thresholds, dtype=float)
+    rounded = thresholds.astype(np.float32)
+    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+
+
+def rows_of(texts):
+    """A list of tuples, one or two texts each."""
+    if isinstance(texts, str):
+        raise TypeError("texts must be a list of strings (or of pairs), not one string: put it in a list")
+    rows = [tuple(text) if isinstance(text, (tuple, list)) else (text,) for text in texts]
+    for i, row in enumerate(rows):
+        if len(row) != len(rows[0]) or not 1 <= len(row) <= 2 or not all(isinstance(text, str) for text in row):
+            raise TypeError(f"texts must all be strings, or all be pairs of strings; number {i} is {texts[i]!r}")
+    return rows
+
+
+def _sha256(path):
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+CARD = """---
+library_name: cats
+tags: [early-exit, conformal-prediction]
+---
+
+# A Confident Adaptive Transformer
+
+A {family} classifier with {l} layers that stops early and agrees with the full model at least 1-ε of the time, for the ε you choose at
+prediction time (Schuster et al., EMNLP 2021).
+
+```python
+from cats import CAT
+CAT.from_pretrained("this folder").predict(["a text"], epsilon=0.05)
+```
+
+## What is promised
+
+P(G(x) = F(x)) ≥ 1-ε over calibration set and input, by the calibrator `first_exit` with the measure `{measure}`, for inputs exchangeable with the {n}
+calibration inputs ({some} of them have an inconsistent layer). The smallest ε it can promise is **{smallest:.2g}**; with `method="pac"` and
+confidence 99 % it is {pac:.2g}. Below that every input runs all layers. Nothing is promised for inputs of another kind.
+
+## What to expect
+
+Means over random splits of the calibration inputs:
+
+| ε | consistency | layers |
+|---|---|---|
+{rows}
+
+## How it was made
+
+{about}
+* inputs cut at {max_length} tokens; mixed precision: {autocast}
+"""

@@ -1,0 +1,293 @@
+"""The runtime: exits in the loop equal exits from the ScoreTable, rows come back in order, folders that disagree are refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from test_backbone import CASES, build, make_batch  # tiny random models of every family
+
+import cats
+from cats import CAT, tasks
+from cats.backbone import Backbone
+from cats.cat import RUNTIME_MEASURES, as_float32
+from cats.heads import Heads
+from cats.meta import Meta
+from cats.pipeline import scores_of
+from cats.tables import ScoreTable
+from cats.training import fresh_model, tokenizer_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
+ROWS = 33
+
+
+def random_cat(backbone, history=False, drop=(), n=ROWS):
+    """A CAT with random heads, a batch of inputs, and the ScoreTable of those inputs."""
+    torch.manual_seed(1)
+    early, classes = backbone.n_layers - 1, backbone.num_labels
+    heads = Heads(early, backbone.hidden_size, classes, history=history).requires_grad_(False)
+    heads.w_p *= 3
+    heads.w_o *= 3
+    heads.temperature.copy_(torch.rand(early) + 0.5)
+    if history:
+        heads.w_h.normal_()
+    parts = {"hidden": 32, "prediction": max(1, classes - 1), "history": early, "pmax": int(classes > 1), "pdiff": int(classes > 1)}
+    meta = Meta(early, sum(size for name, size in parts.items() if name not in drop), drop).requires_grad_(False)
+    meta.w_2 *= 4
+    lengths = torch.randint(2, 18, (n,), generator=torch.Generator().manual_seed(2)).tolist()
+    batch = make_batch(backbone, lengths, 20)
+    cls, logits = backbone.states(batch)
+    out = scores_of(heads, meta, cls, logits)
+    return CAT(backbone, None, heads, meta, ScoreTable(out["logits"].numpy(), out["meta"].numpy())), batch
+
+
+def in_batches(cat, batch, size, thresholds, measure):
+    """The batch in pieces of `size`, put together again."""
+    pieces = [
+        cat.run({name: value[i : i + size] for name, value in batch.items()}, thresholds, measure) for i in range(0, ROWS, size)
+    ]
+    return [np.concatenate(column) for column in zip(*pieces)]
+
+
+def patterns(scores):
+    """All leave at the first layer, all at the last, and thresholds in the widest gap between scores, so that none is near."""
+    early = scores.shape[1]
+    middle = []
+    for k in range(early):
+        values = np.unique(scores[:, k])
+        gaps = np.diff(values) if len(values) > 1 else np.array([0.0])
+        i = len(gaps) // 4 + np.argmax(gaps[len(gaps) // 4 :])
+        middle.append((values[i] + values[min(i + 1, len(values) - 1)]) / 2)
+    return {"first": np.full(early, -np.inf), "last": np.full(early, np.inf), "mixed": np.array(middle)}
+
+
+def check_agreement(cat, batch, measure, sizes=(1, 2, 7, 32)):
+    """Every exit and prediction against the table; returns how many inputs left at each layer under `mixed`."""
+    scores, mismatches = cat.table.scores(measure), 0
+    for name, thresholds in patterns(scores).items():
+        expected = cats.exit_layers(scores, thresholds)
+        for size in sizes:
+            logits, exits, confidences = in_batches(cat, batch, size, thresholds, measure)
+            mismatches += (exits != expected).sum()
+            np.testing.assert_allclose(logits, cat.table.logits[np.arange(ROWS), expected - 1], atol=2e-4)
+            early = expected < cat.backbone.n_layers
+            np.testing.assert_allclose(confidences[early], scores[np.arange(ROWS), expected - 1 - ~early][early], atol=2e-4)
+            assert (confidences[~early] == 1).all()
+    assert mismatches == 0
+    return np.bincount(expected, minlength=cat.backbone.n_layers + 1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exits_equal_the_table_for_every_family(case):
+    cat, batch = random_cat(build(case))
+    counts = check_agreement(cat, batch, "meta")
+    assert (counts > 0).sum() >= 2  # the mixed pattern is mixed
+
+
+@pytest.mark.parametrize("measure", RUNTIME_MEASURES)
+def test_exits_equal_the_table_for_every_measure(measure):
+    check_agreement(*random_cat(build("albert")), measure, sizes=(1, 7))
+
+
+@pytest.mark.parametrize("options", [{"history": True}, {"drop": ("history",)}, {"drop": ("hidden", "pmax")}], ids=str)
+def test_exits_equal_the_table_for_every_option(options):
+    check_agreement(*random_cat(build("bert"), **options), "meta", sizes=(7,))
+    check_agreement(*random_cat(build("bert"), **options), "sm", sizes=(7,))
+
+
+def test_a_wrong_compaction_would_be_noticed(monkeypatch):
+    """The agreement test has power: keeping the wrong rows changes what it compares."""
+    cat, batch = random_cat(build("bert"))
+    keep = Backbone.keep
+    monkeypatch.setattr(Backbone, "keep", lambda self, state, rows, trim=True: keep(self, state, rows.flip(0), trim))
+    with pytest.raises(AssertionError):
+        check_agreement(cat, batch, "meta", sizes=(32,))
+
+
+def test_comparing_in_float32_decides_as_float64():
+    values = np.array([0.1, 0.5, 1 / 3, 0.9], np.float32)
+    for threshold in [*values.astype(float), 0.1, 1 / 3, 0.9, np.inf, -np.inf, *(values.astype(float) - 1e-12), *(values.astype(float) + 1e-12)]:
+        np.testing.assert_array_equal(values > as_float32([threshold])[0], values.astype(float) > threshold)
+
+
+# --- on text, with a real tokenizer -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """A CAT fitted on an untrained demo model: it need not be good, only to agree with its F."""
+    torch.manual_seed(0)
+    task = tasks.find("sentiment")
+    data = tasks.load(task, limit={"train": 200, "validation": 100, "test": 60})
+    backbone, tokenizer = Backbone(fresh_model("demo", task)), tokenizer_of("demo", task)
+    texts = {split: part["text"][:] for split, part in data.items()}
+    cat = CAT.fit(backbone, texts["train"], texts["validation"], tokenizer=tokenizer, max_length=40, about={"task": "sentiment"})
+    return cat, texts
+
+
+def full(cat, texts):
+    """What F itself says."""
+    batch = cat.tokenizer(texts, padding=True, truncation=True, max_length=40, return_tensors="pt")
+    with torch.no_grad():
+        return cat.backbone.model(**batch).logits.numpy()
+
+
+def test_predict_keeps_the_order_and_the_promise_on_calibration_inputs(demo):
+    cat, texts = demo
+    assert len(cat.table) == 100 and cat.about["tuning"] == 200 and not cat.about["labelled"]
+    reference = full(cat, texts["test"])
+    slow = cat.predict(texts["test"], epsilon=0.005)  # too small: everything runs all layers
+    np.testing.assert_allclose(slow.probabilities, torch.softmax(torch.tensor(reference), -1), atol=1e-5)
+    assert (slow.predictions == reference.argmax(1)).all() and (slow.exit_layers == 12).all() and (slow.confidences == 1).all()
+    for batch_size in (1, 7, 60):
+        out = cat.predict(texts["test"], epsilon=0.2, batch_size=batch_size)
+        again = cat.predict(texts["test"][::-1], epsilon=0.2, batch_size=batch_size)
+        np.testing.assert_array_equal(out.exit_layers, again.exit_layers[::-1])
+        np.testing.assert_array_equal(out.predictions, again.predictions[::-1])
+    # on its own calibration inputs at most the promised share is wrong
+    own = cat.predict(texts["validation"], epsilon=0.2)
+    assert (own.predictions == full(cat, texts["validation"]).argmax(1)).mean() >= 0.78
+    predictions, exits, confidences, _ = out
+    assert len(predictions) == len(exits) == len(confidences) == 60
+
+
+def test_too_small_an_epsilon_warns(demo):
+    with pytest.warns(cats.CalibrationWarning, match="at least 999 inputs, there are 100"):
+        demo[0].predict(demo[1]["test"][:3], epsilon=0.001)
+
+
+@pytest.mark.parametrize("method", ["shared", "shared_all", "first_exit", "pac", "ltt", "independent", "static", "threshold", "naive"])
+def test_any_calibrator_at_call_time(demo, method):
+    cat, _ = demo
+    expected = cats.calibrate(cat.table.scores("meta"), cat.table.consistent, 0.3, method=method)
+    np.testing.assert_array_equal(cat.thresholds(0.3, method), expected)
+    assert len(cat.predict(demo[1]["test"][:5], 0.3, method=method).predictions) == 5
+
+
+def test_a_subset_of_layers_is_calibrated_by_itself(demo):
+    cat, texts = demo
+    thresholds = cat.thresholds(0.2, exit_layers=[6, 3, 9])
+    expected = cats.calibrate(cat.table.scores("meta")[:, [2, 5, 8]], cat.table.consistent[:, [2, 5, 8]], 0.2, method="first_exit")
+    np.testing.assert_array_equal(thresholds[[2, 5, 8]], expected)
+    assert np.isinf(np.delete(thresholds, [2, 5, 8])).all()
+    for measure in ("meta", "sm"):
+        out = cat.predict(texts["test"], 0.3, exit_layers=[3, 6, 9], measure=measure)
+        assert set(out.exit_layers) <= {3, 6, 9, 12}
+    for bad in ([], [0], [12]):
+        with pytest.raises(ValueError, match="among 1 … 11"):
+            cat.thresholds(0.2, exit_layers=bad)
+
+
+def test_odd_inputs(demo):
+    cat, texts = demo
+    assert len(cat.predict([], 0.2).predictions) == 0
+    out = cat.predict(["", "word " * 100_000, texts["test"][0]], 0.2)
+    assert np.isfinite(out.probabilities).all()
+    assert out.predictions[2] == cat.predict([texts["test"][0]], 0.2).predictions[0]
+    for bad, message in (("one text", "not one string"), ([3], "number 0"), (["a", ("a", "b")], "number 1"), ([("a", "b", "c")], "pairs")):
+        with pytest.raises(TypeError, match=message):
+            cat.predict(bad)
+    with pytest.raises(ValueError, match="exit by meta, sm"):
+        cat.predict(texts["test"][:2], 0.2, measure="random")
+
+
+def test_fit_refuses_and_warns(demo):
+    cat, texts = demo
+    with pytest.raises(ValueError, match="at least 10 tuning texts"):
+        CAT.fit(cat.backbone, texts["train"][:3], texts["validation"], tokenizer=cat.tokenizer)
+    with pytest.warns(UserWarning, match="5 calibration texts are also tuning texts"):
+        quick = {"early": {"epochs": 1}, "meta": {"epochs": 1}}
+        CAT.fit(cat.backbone, texts["train"], texts["train"][:5], tokenizer=cat.tokenizer, **quick)
+
+
+def test_mixed_precision_is_part_of_the_promise(demo):
+    cat, texts = demo
+    low = CAT.fit(cat.backbone, texts["train"], texts["validation"], tokenizer=cat.tokenizer, autocast="bfloat16",
+                  early={"epochs": 1}, meta={"epochs": 1})  # fmt: skip
+    batch = cat.tokenizer(texts["test"], padding=True, return_tensors="pt")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        reference = cat.backbone.model(**batch).logits.float().numpy()
+    out = low.predict(texts["test"], 0.005)
+    np.testing.assert_allclose(out.probabilities, torch.softmax(torch.tensor(reference), -1), atol=2e-2)
+
+
+def test_pairs_and_regression():
+    torch.manual_seed(0)
+    task = tasks.find("similarity")
+    data = tasks.load(task, limit={"train": 120, "validation": 60, "test": 30})
+    texts = {split: list(zip(part["sentence1"][:], part["sentence2"][:])) for split, part in data.items()}
+    backbone, tokenizer = Backbone(fresh_model("demo-shared", task)), tokenizer_of("demo", task)
+    cat = CAT.fit(backbone, texts["train"], texts["validation"], labels=data["train"]["label"][:], tokenizer=tokenizer, tau=0.1)
+    out = cat.predict(texts["test"], 0.1)
+    assert out.predictions.shape == (30,) and out.predictions.dtype == np.float32 and cat.table.tau == 0.1 and cat.about["labelled"]
+
+
+# --- keeping it -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(demo, tmp_path_factory):
+    return demo[0].save_pretrained(tmp_path_factory.mktemp("cats") / "mine")
+
+
+def test_round_trip(demo, saved, tmp_path):
+    cat, texts = demo
+    back = CAT.from_pretrained(saved)
+    for epsilon in (0.05, 0.3):
+        a, b = cat.predict(texts["test"], epsilon), back.predict(texts["test"], epsilon)
+        for x, y in zip(a, b):
+            np.testing.assert_array_equal(x, y)
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "README.md", "backbone", "calibration.safetensors", "cat.json", "heads.safetensors", "meta.safetensors"]  # fmt: skip
+    card = (saved / "README.md").read_text()
+    assert "100\ncalibration inputs" in card and "smallest ε it can promise is **0.0099**" in card and "tuning: 200" in card
+    # by reference: the backbone stays where it is
+    reference = back.save_pretrained(tmp_path / "thin", backbone=False)
+    assert not (reference / "backbone").exists()
+    assert (CAT.from_pretrained(reference).predict(texts["test"], 0.3).exit_layers == b.exit_layers).all()
+    assert (CAT.from_pretrained(reference, backbone=saved / "backbone").thresholds(0.3) == back.thresholds(0.3)).all()
+
+
+def changed(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_a_changed_file_is_refused(saved, tmp_path):
+    folder = changed(saved, tmp_path)
+    data = bytearray((folder / "calibration.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "calibration.safetensors").write_bytes(data)
+    with pytest.raises(ValueError, match="missing or was changed"):
+        CAT.from_pretrained(folder)
+
+
+def test_another_backbone_is_refused(saved, tmp_path):
+    folder = changed(saved, tmp_path)
+    torch.manual_seed(5)
+    fresh_model("demo", tasks.find("sentiment")).save_pretrained(folder / "backbone")
+    with pytest.raises(ValueError, match="not the one this CAT was made for"):
+        CAT.from_pretrained(folder)
+
+
+def test_parts_of_two_cats_are_refused(saved, tmp_path):
+    folder = changed(saved, tmp_path)
+    (folder / "heads.safetensors").unlink()
+    with pytest.raises(ValueError, match="missing"):
+        CAT.from_pretrained(folder)
+    back = CAT.from_pretrained(saved)
+    with pytest.raises(ValueError, match="12, 6, 12 and 12 layers"):
+        CAT(back.backbone, back.tokenizer, Heads(5, 64, 2), back.meta, back.table)
+    with pytest.raises(ValueError, match="hidden size"):
+        CAT(back.backbone, back.tokenizer, Heads(11, 63, 2), back.meta, back.table)
+
+
+def test_folders_that_hold_no_cat(saved, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no CAT"):
+        CAT.from_pretrained(tmp_path)
+    folder = changed(saved, tmp_path)
+    card = json.loads((folder / "cat.json").read_text())
+    (folder / "cat.json").write_text(json.dumps(card | {"format": "other"}))
+    with pytest.raises(ValueError, match="expected 'cats.CAT/1'"):
+        CAT.from_pretrained(folder)
