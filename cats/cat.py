@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import expit
 from transformers import AutoTokenizer
 
 from cats import calibration, evaluation, measures, tasks
@@ -26,7 +27,7 @@ from cats.backbone import Backbone
 from cats.extraction import collate, extract, mixed, tokenise
 from cats.files import versions, write_json, writing
 from cats.heads import Heads, fit_temperatures, train_heads
-from cats.meta import Meta, inputs, predicted, train_meta
+from cats.meta import FEATURES, Meta, train_meta
 from cats.pipeline import load_module, save_module, scores_of, table_of
 from cats.tables import TAU, ScoreTable
 
@@ -52,12 +53,12 @@ class CAT:
             raise ValueError(f"backbone, heads, meta classifiers and calibration table have {layers} layers: they do not belong together")
         if (backbone.hidden_size, backbone.num_labels) != (heads.d, heads.n_outputs) or backbone.num_labels != table.n_classes:
             raise ValueError("backbone, heads and calibration table differ in hidden size or number of labels")
-        device = backbone.model.device
         self.backbone, self.tokenizer, self.table = backbone, tokenizer, table
-        self.heads, self.meta = heads.to(device).eval(), meta.to(device).eval()
+        self.heads, self.meta = heads.cpu(), meta.cpu()
         self.max_length, self.measure, self.autocast = min(max_length, backbone.max_tokens), measure, autocast
         self.about, self._scored = dict(about or {}), {}
-        self.exits = [(self.heads.layer(k), self.meta.layer(k)) for k in range(1, backbone.n_layers)]
+        self.exits = [{**self.heads.layer(k), **self.meta.layer(k)} for k in range(1, backbone.n_layers)]
+        self.others = np.arange(1, backbone.num_labels)
 
     def __repr__(self):
         return f"CAT({self.backbone.family}, {self.backbone.n_layers} layers, {len(self.table)} calibration inputs, {self.measure})"
@@ -100,10 +101,9 @@ class CAT:
             heads, _ = train_heads(states["tune"], backbone.num_labels, targets["tune"], seed=seed, **(early or {}))
             fit_temperatures(heads, states["scale"], targets["scale"])
             metas, _ = train_meta(heads, states["meta"], tau=tau, seed=seed, **(meta or {}))
-            heads, metas = heads.to(backbone.model.device), metas.to(backbone.model.device)
             # scores depend on the heads just trained, so these are never resumed from another fit
             shutil.rmtree(work / "calibration", ignore_errors=True)
-            read = lambda cls, logits: scores_of(heads, metas, cls, logits)
+            read = lambda cls, logits: scores_of(heads, metas, cls.cpu(), logits.cpu())
             scored = extract(backbone, tokenizer, calibration, columns, work / "calibration", read=read, reads="scores", **options)
             table = table_of(scored, None, {"split": "calibration"}, tau)
         sizes = {"tuning": len(tuning), "calibration": len(calibration), "labelled": labels is not None}
@@ -166,31 +166,29 @@ class CAT:
         backbone, l, device = self.backbone, self.backbone.n_layers, self.backbone.model.device
         bars, open_layers = as_float32(thresholds), np.flatnonzero(np.asarray(thresholds) < np.inf) + 1
         last = l - 1 if decide else max(open_layers, default=0)  # nothing can leave early after this layer
-        scorer = Scorer(self, measure, len(batch["input_ids"]))
-        rows = torch.arange(len(batch["input_ids"]), device=device)
-        logits = torch.empty(len(rows), backbone.num_labels, device=device)
-        exits, confidences = torch.full((len(rows),), l), torch.ones(len(rows), device=device)
+        rows = np.arange(len(batch["input_ids"]))
+        scorer = Scorer(self, measure, len(rows))
+        logits = np.empty((len(rows), backbone.num_labels), np.float32)
+        exits, confidences = np.full(len(rows), l), np.ones(len(rows))
         with mixed(self.autocast, device):
             state = backbone.start(batch)
-        for k in range(1, l + 1):
-            with mixed(self.autocast, device):
+            for k in range(1, l + 1):
                 state = backbone.step(state, k)
-            if k > last or k == l or not (decide or scorer.needs_all or bars[k - 1] < np.inf):
-                continue
-            early, scores = scorer(k, backbone.cls(state).float())
-            leaves = decide(k, scores, rows) if decide else scores > bars[k - 1]
-            if not leaves.any():
-                continue
-            gone = rows[leaves]
-            logits[gone], exits[gone.cpu()], confidences[gone] = early[leaves], k, scores[leaves].float()
-            stays = (~leaves).nonzero()[:, 0]
-            if not len(stays):
-                return logits.cpu().numpy(), exits.numpy(), confidences.cpu().numpy()
-            rows, state = rows[stays], backbone.keep(state, stays)
-            scorer.keep(stays)
-        with mixed(self.autocast, device):
-            logits[rows] = backbone.finish(state).float()
-        return logits.cpu().numpy(), exits.numpy(), confidences.cpu().numpy()
+                if k > last or not (decide or scorer.needs_all or bars[k - 1] < np.inf):
+                    continue
+                early, scores = scorer(k, backbone.cls(state).float().cpu().numpy())
+                leaves = decide(k, scores, rows) if decide else scores > bars[k - 1]
+                if not leaves.any():
+                    continue
+                gone = rows[leaves]
+                logits[gone], exits[gone], confidences[gone] = early[leaves], k, scores[leaves]
+                stays = np.flatnonzero(~leaves)
+                if not len(stays):
+                    return logits, exits, confidences
+                rows, state = rows[stays], backbone.keep(state, torch.from_numpy(stays))
+                scorer.keep(stays)
+            logits[rows] = backbone.finish(state).float().cpu().numpy()
+        return logits, exits, confidences
 
     # --- keeping it ---
 
@@ -271,17 +269,19 @@ class CAT:
 
 
 class Scorer:
-    """Early predictions and their confidence, layer after layer, for the rows still there: what a layer needs of the past."""
+    """Early predictions and their confidence, layer after layer, for the rows still there: what a layer needs of the past.
+
+    It runs in NumPy on the host, whatever device F runs on: heads are tiny, the decision to leave is taken on the host
+    anyway, and twenty small tensor operations would cost more than the work they do.
+    """
 
     def __init__(self, cat, measure, n):
-        self.cat, self.measure, self.history = cat, measure, cat.heads.history
+        self.cat, self.measure, self.history, self.drop = cat, measure, cat.heads.history, cat.meta.drop
         # whether a layer's score depends on the layers before it: then heads run at every layer
-        self.needs_all = self.history or measure in ("kl", "patience") or (measure == "meta" and "history" not in cat.meta.drop)
-        device = cat.backbone.model.device
-        self.past = torch.zeros(n, cat.heads.early, device=device)  # confidences of the layers before
-        self.unscaled = torch.zeros(n, 0, device=device)  # their logits, for heads with history
-        self.before = None  # logits of the layer before
-        self.streak = torch.zeros(n, device=device)
+        self.needs_all = self.history or measure in ("kl", "patience") or (measure == "meta" and "history" not in self.drop)
+        self.past = np.zeros((n, cat.heads.early), np.float32)  # confidences of the layers before
+        self.unscaled = np.zeros((n, 0), np.float32)  # their logits, for heads with history
+        self.streak, self.before = np.zeros(n), None  # for patience; logits of the layer before
 
     def keep(self, rows):
         """Forget the rows that have left."""
@@ -289,32 +289,51 @@ class Scorer:
         self.before = None if self.before is None else self.before[rows]
 
     def __call__(self, k, cls):
-        """Logits with temperature (rows, C) and scores (rows,) of layer k, counted from 1."""
-        head, meta = self.cat.exits[k - 1]
-        raw, logits, hidden = head(cls, self.unscaled)
+        """Logits with temperature (rows, C) and scores (rows,) of layer k, counted from 1, from [CLS] (rows, d)."""
+        exit = self.cat.exits[k - 1]
+        hidden = cls @ exit["w_p"] + exit["b_p"]
         if self.history:
-            self.unscaled = torch.cat([self.unscaled, raw], 1)
+            hidden += self.unscaled @ exit["w_h"]
+        np.tanh(hidden, out=hidden)
+        raw = hidden @ exit["w_o"] + exit["b_o"]
+        logits = raw / exit["temperature"]
+        if self.history:
+            self.unscaled = np.concatenate([self.unscaled, raw], axis=1)
         if self.measure == "meta":
-            said = predicted(logits)
-            scores = meta(inputs(said, hidden, self.past, self.cat.meta.drop))
-            self.past[:, k - 1] = said[1][:, 0]
+            scores = self._meta(k, logits, hidden, exit)
         else:
             scores = self._from_logits(logits)
             self.before = logits
         return logits, scores
 
+    def _meta(self, k, logits, hidden, exit):
+        """M_k: cats.meta.features and Meta for one layer."""
+        if logits.shape[1] == 1:
+            parts, confidence = {"prediction": logits}, logits
+        else:
+            p = np.exp(logits - logits.max(axis=1, keepdims=True))
+            p /= p.sum(axis=1, keepdims=True)
+            top = np.sort(p, axis=1)
+            confidence = top[:, -1:]
+            said = p.argmax(axis=1)[:, None] == self.cat.others
+            parts = {"prediction": said, "pmax": confidence, "pdiff": confidence - top[:, -2:-1]}
+        parts |= {"hidden": hidden, "history": self.past}
+        x = np.concatenate([parts[name] for name in FEATURES if name in parts and name not in self.drop], axis=1, dtype=np.float32)
+        self.past[:, k - 1] = confidence[:, 0]
+        return expit(np.maximum(x @ exit["w_1"] + exit["b_1"], 0) @ exit["w_2"] + exit["b_2"])
+
     def _from_logits(self, logits):
         if self.measure == "patience":
             if self.before is not None:
                 regression, tau = self.cat.table.regression, self.cat.table.tau
-                same = (logits - self.before)[:, 0].abs() <= tau if regression else logits.argmax(1) == self.before.argmax(1)
+                same = abs(logits - self.before)[:, 0] <= tau if regression else logits.argmax(1) == self.before.argmax(1)
                 self.streak = (self.streak + 1) * same
-            return self.streak.double() / self.cat.heads.early
+            return self.streak / self.cat.heads.early
         if self.measure == "kl" and self.before is None:
-            return torch.zeros(len(logits), device=logits.device)
+            return np.zeros(len(logits))
         # the table's own function on this layer alone; its last layer, F, is not read
-        stack = torch.stack([logits if self.before is None else self.before, logits, logits], 1).double().cpu().numpy()
-        return torch.from_numpy(getattr(measures, self.measure)(stack)[:, 1]).to(logits.device)
+        stack = np.stack([logits if self.before is None else self.before, logits, logits], axis=1).astype(float)
+        return getattr(measures, self.measure)(stack)[:, 1]
 
 
 def as_float32(thresholds):

@@ -61,18 +61,11 @@ class Heads(nn.Module):
         return hidden @ self.w_o[k] + self.b_o[k], hidden
 
     def layer(self, k):
-        """Head k, counted from 1, as a function of [CLS] (rows, d) and, with history, the unscaled logits of the layers
-        before it (rows, (k-1)·C). It gives unscaled logits, logits with temperature and the hidden state."""
-        w_p, b_p, w_o, b_o = (getattr(self, name)[k - 1] for name in ("w_p", "b_p", "w_o", "b_o"))
-        w_h, t = self.w_h[k - 1, : (k - 1) * self.n_outputs] if self.history else None, self.temperature[k - 1]
-
-        def head(cls, past=None):
-            projected = torch.addmm(b_p, cls, w_p)
-            hidden = (projected if w_h is None else torch.addmm(projected, past, w_h)).tanh_()
-            raw = torch.addmm(b_o, hidden, w_o)
-            return raw, raw / t, hidden
-
-        return head
+        """The weights of head k, counted from 1, as NumPy arrays: what the runtime needs of it."""
+        weights = {name: getattr(self, name)[k - 1].detach().cpu().numpy() for name in ("w_p", "b_p", "w_o", "b_o", "temperature")}
+        if self.history:
+            weights["w_h"] = self.w_h[k - 1, : (k - 1) * self.n_outputs].detach().cpu().numpy()
+        return weights
 
     def fold(self, mean, std):
         """Turn heads trained on (h - mean)/std into heads on h: inference pays nothing for the standardising."""

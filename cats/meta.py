@@ -68,10 +68,9 @@ class Meta(nn.Module):
         return out[..., 1] - out[..., 0]
 
     def layer(self, k):
-        """M_k, counted from 1, as a function of features (rows, D) to the probability of consistency (rows,)."""
-        w_1, b_1 = self.w_1[k - 1], self.b_1[k - 1]
-        w_2, b_2 = self.w_2[k - 1, :, 1] - self.w_2[k - 1, :, 0], self.b_2[k - 1, 1] - self.b_2[k - 1, 0]
-        return lambda x: torch.addmv(b_2, torch.addmm(b_1, x, w_1).relu_(), w_2).sigmoid_()
+        """The weights of M_k, counted from 1, as NumPy arrays; the two outputs as one, their difference."""
+        w_1, b_1, w_2, b_2 = (getattr(self, name)[k - 1].detach().cpu().numpy() for name in ("w_1", "b_1", "w_2", "b_2"))
+        return {"w_1": w_1, "b_1": b_1, "w_2": w_2[:, 1] - w_2[:, 0], "b_2": b_2[1] - b_2[0]}
 
     def fold(self, mean, std):
         """Turn classifiers of (x - mean)/std into classifiers of x."""

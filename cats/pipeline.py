@@ -77,7 +77,7 @@ class Run:
         self.name = f"{self.task.name}-{Path(str(self.model)).name}-{self.seed}"
         self.folder = ROOT / self.folder if self.folder else BUILD / "demo" / "runs" / self.name
         if str(self.model).startswith("demo"):
-            self.training = demo.RECIPE | dict(self.training)
+            self.training = demo.RECIPES.get(self.task.name, {}) | dict(self.training)
 
     @cached_property
     def data(self):

@@ -1,6 +1,7 @@
 """Performance as ratios, side by side in one run: `make bench`."""
 
 import multiprocessing
+import re
 import resource
 import sys
 import tempfile
@@ -11,15 +12,13 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import oracles
-from cats import CAT, ScoreTable, Synthetic, calibrate, evaluate, exit_layers, tasks
+from cats import Synthetic, calibrate, evaluate, exit_layers, tasks, timing
 from cats.backbone import Backbone
 from cats.extraction import States, collate, extract, tokenise
 from cats.files import write_json
-from cats.heads import Heads, train_heads
-from cats.meta import Meta
+from cats.heads import train_heads
 from cats.training import fresh_model, tokenizer_of
 
 EPSILONS = [round(0.05 * i, 2) for i in range(1, 20)]
@@ -43,8 +42,8 @@ def evaluation(n=25_000, layers=24, trials=25, sample=1_000):
     print(f"evaluate: {n:,} inputs, {layers} layers, {trials} trials, {len(EPSILONS)} epsilons")
     plain = ["static", "threshold", "independent", "shared", "shared_all", "first_exit"]
     for methods in (plain, ["static", "threshold", "naive", "independent", "shared", "first_exit"]):
-        fast = min(timed(lambda: evaluate(table, methods, ["meta"], EPSILONS, trials)) for _ in range(3))
-        pieces = [min(timed(lambda: slow(m, e)) for _ in range(2)) for m in methods for e in (0.05, 0.5, 0.95)]
+        fast = min(timing.seconds(lambda: evaluate(table, methods, ["meta"], EPSILONS, trials)) for _ in range(3))
+        pieces = [min(timing.seconds(lambda: slow(m, e)) for _ in range(2)) for m in methods for e in (0.05, 0.5, 0.95)]
         whole = sum(pieces) / 3 * len(EPSILONS) * trials * n / sample
         print(f"  {', '.join(methods)}")
         print(f"    evaluate {fast:.2f} s, input by input {whole:,.0f} s: {whole / fast:,.0f} times faster")
@@ -109,65 +108,44 @@ def memory(n=25_000, layers=24, d=2048, chunk=512):
     print(f"  peak of one epoch of head training {peak:.2f} GiB, all of Python and torch included")
 
 
-ARCHITECTURES = {  # random weights: time depends on shapes and exits, not on weights
-    "BERT 12 x 384": dict(model_type="bert", hidden_size=384, num_hidden_layers=12, num_attention_heads=12, intermediate_size=1536),
-    "MobileBERT 24 x 512": dict(model_type="mobilebert"),
-}
-
-
-def replay_cat(options):
-    """A CAT of random weights for this architecture."""
-    config = AutoConfig.for_model(**options, num_labels=2)
-    backbone = Backbone(AutoModelForSequenceClassification.from_config(config))
-    early = backbone.n_layers - 1
-    heads, meta = Heads(early, backbone.hidden_size, 2).requires_grad_(False), Meta(early, 32 + 1 + early + 2).requires_grad_(False)
-    return CAT(backbone, None, heads, meta, ScoreTable(np.zeros((1, early + 1, 2)), np.zeros((1, early))))
-
-
-def runtime(tokens=64, batches={1: 48, 32: 96}, repeats=5):
+def runtime(tokens=64, batches={1: 40, 32: 64}, repeats=4):
     """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; interleaved, medians."""
-    for name, options in ARCHITECTURES.items():
+    for name in ("BERT 12 x 384", "MobileBERT 24 x 512"):
         torch.manual_seed(0)
-        cat = replay_cat(options)
-        l = cat.backbone.n_layers
-        table = Synthetic(layers=l).table(2000)
+        cat = timing.untrained(name)
+        table = Synthetic(layers=cat.backbone.n_layers).table(2000)
         thresholds = calibrate(table.scores("meta"), table.consistent, 0.05, method="first_exit")
-        exits = torch.tensor(exit_layers(table.scores("meta"), thresholds))
-        ids = torch.randint(1000, 2000, (max(batches.values()), tokens))
+        exits = exit_layers(table.scores("meta"), thresholds)
         for size, n in batches.items():
-            starts = range(0, n, size)
-            inputs = [{"input_ids": ids[i : i + size], "attention_mask": torch.ones(size, tokens, dtype=torch.long)} for i in starts]
-            decide = [lambda k, scores, rows, i=i: exits[i + rows] == k for i in starts]
-            never = np.full(l - 1, np.inf)
-            full, early = [], []
-            for repeat in range(repeats + 1):  # the first warms up
-                for batch, rule in zip(inputs, decide):
-                    with torch.inference_mode():
-                        full.append(timed(lambda: cat.backbone.model(**batch)))
-                    early.append(timed(lambda: cat.run(batch, never, decide=rule)))
-            shape = (repeats + 1, len(inputs))
-            full, early = np.median(np.reshape(full, shape)[1:], axis=0), np.median(np.reshape(early, shape)[1:], axis=0)
-            ratio, share = early.sum() / full.sum(), exits[:n].double().mean().item() / l
-            print(f"runtime: {name}, {tokens} tokens, batch {size}: T_G/T_F {ratio:.3f}, layers_G/l {share:.3f}, quotient {ratio / share:.3f}")
-            for what, times in (("F", full), ("G", early)):
+            found = timing.replay(cat, exits[:n], tokens, size, repeats)
+            print(f"runtime: {name}, {tokens} tokens, batch {size}: T_G/T_F {found.ratio:.3f} ({found.spread[0]:.3f} to {found.spread[1]:.3f}),", end=" ")
+            print(f"layers_G/l {found.share:.3f}, quotient {found.ratio / found.share:.3f}")
+            for what, times in (("F", found.full), ("G", found.early)):
                 print(f"    {what} latency a batch: p50 {np.median(times) * 1e3:.1f} ms, p95 {np.quantile(times, 0.95) * 1e3:.1f} ms")
-        peaks = [in_a_process(_peak, options, which) for which in ("full", "early")]
+        peaks = [in_a_process(_peak, name, which) for which in ("full", "early")]
         print(f"    peak memory at batch 32: F {peaks[0]:.0f} MiB, G {peaks[1]:.0f} MiB beyond the loaded model")
 
 
-def _peak(options, which):
+def _peak(name, which):
     """Peak memory of twenty batches of 32, beyond the model itself, in MiB."""
-    cat = replay_cat(options)
+    cat = timing.untrained(name)
     batch = {"input_ids": torch.randint(1000, 2000, (32, 64)), "attention_mask": torch.ones(32, 64, dtype=torch.long)}
-    exits = torch.arange(32) % cat.backbone.n_layers + 1
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    exits = np.arange(32) % cat.backbone.n_layers + 1
+    before = _peak_memory(reset=True)
     for _ in range(20):
         if which == "full":
             with torch.inference_mode():
                 cat.backbone.model(**batch)
         else:
             cat.run(batch, np.full(cat.backbone.n_layers - 1, np.inf), decide=lambda k, scores, rows: exits[rows] == k)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+    return _peak_memory() - before
+
+
+def _peak_memory(reset=False):
+    """The process's peak memory in MiB, since the last reset (Linux)."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 2**10
 
 
 def _train_from(folder, n):
@@ -179,12 +157,6 @@ def in_a_process(run, *arguments):
     """The result of a call in a process of its own, whose peak memory is its own, too."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(run, arguments)
-
-
-def timed(run):
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
