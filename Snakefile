@@ -21,6 +21,8 @@ STAGES = ["02_fine_tuning", "03_early_heads", "04_meta_classifiers", "05_scores"
 LATER = {"02_fine_tuning": {"early", "meta"}, "03_early_heads": {"meta"}}
 RUNS = {f"{run['task']}-{Path(run['model']).name}-{run.get('seed', 0)}": run for run in config.get("runs", [])}
 THREADS = config.get("threads", 1)
+AFTER_RUNS = config.get("after_runs", [])  # notebooks that read what the runs left
+ALONE = config.get("alone", [])  # notebooks that measure time: nothing runs beside them
 
 os.environ["CATS_FIGURES"] = os.path.abspath(FIGURES)  # a short run must not replace the real figures
 
@@ -29,6 +31,8 @@ wildcard_constraints:
     stage="|".join(STAGES),
     run="|".join(RUNS) or "none",
 
+
+SCORED = expand(f"{OUT}/runs/{{run}}/{STAGES[-1]}.ipynb", run=RUNS)
 
 # papermill saves after every cell, so a failed notebook is left as .running.ipynb with its traceback
 EXECUTE = (
@@ -48,6 +52,7 @@ rule notebook:
         notebook="notebooks/{notebook}.ipynb",
         package=glob("cats/*.py"),
         tables=glob("data/**/*.safetensors", recursive=True),
+        runs=lambda wildcards: SCORED if wildcards.notebook in AFTER_RUNS else [],
     params:
         # JSON is YAML: papermill reads numbers, strings, lists and null from it
         values=lambda wildcards: json.dumps(PARAMETERS[wildcards.notebook] or {}),
@@ -57,6 +62,7 @@ rule notebook:
         f"{FIGURES}/{{notebook}}.json",
     log:
         f"{OUT}/{{notebook}}.log",
+    threads: lambda wildcards: workflow.cores if wildcards.notebook in ALONE else 1
     shell:
         EXECUTE
 

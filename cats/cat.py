@@ -134,14 +134,16 @@ class CAT:
             self._scored[measure] = self.table.scores(measure)
         return self._scored[measure]
 
-    def predict(self, texts, epsilon=0.05, batch_size=32, *, method="first_exit", measure=None, exit_layers=None, **options):
+    def predict(self, texts, epsilon=0.05, batch_size=32, *, method="first_exit", measure=None, exit_layers=None, thresholds=None, **options):
         """Predictions that agree with F as often as the method promises; see cats.calibrate for methods and options.
 
-        texts  a list of strings, or of pairs where F reads two texts. They are batched by length; the results come back
-               in their order.
+        texts       a list of strings, or of pairs where F reads two texts. They are batched by length; the results come
+                    back in their order
+        thresholds  (l-1,) to use these instead of calibrated ones; all `inf` runs F itself
         """
         measure = measure or self.measure
-        thresholds = self.thresholds(epsilon, method, measure, exit_layers, **options)
+        if thresholds is None:
+            thresholds = self.thresholds(epsilon, method, measure, exit_layers, **options)
         rows = rows_of(texts)
         columns = [f"text{i + 1}" for i in range(len(rows[0]))] if rows else []
         tokens = tokenise(self.tokenizer, tasks.from_texts(columns, rows), columns, self.max_length)

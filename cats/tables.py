@@ -91,16 +91,17 @@ class ScoreTable:
     @property
     def consistent(self):
         """Whether F_k(x) = F(x), (n, l-1); for regression |F_k(x) - F(x)| <= tau."""
-        return self._agree(self.predictions[:, :-1], self.predictions[:, -1:])
+        return self.agree(self.predictions[:, :-1], self.predictions[:, -1:])
 
     @property
     def correct(self):
         """Whether each layer's prediction is right, (n, l); for regression within tau of the label."""
         if self.labels is None:
             raise ValueError("this table has no labels: accuracy needs labelled inputs")
-        return self._agree(self.predictions, self.labels[:, None])
+        return self.agree(self.predictions, self.labels[:, None])
 
-    def _agree(self, left, right):
+    def agree(self, left, right):
+        """Whether predictions count as equal: the same class, or numbers within tau."""
         return np.abs(left - right) <= self.tau if self.regression else left == right
 
     def scores(self, measure="meta", seed=0):
@@ -113,7 +114,7 @@ class ScoreTable:
             return np.random.default_rng(seed).random(self.meta.shape)
         if measure == "patience":
             early = self.predictions[:, :-1]
-            return measures.patience(self._agree(early[:, 1:], early[:, :-1]))
+            return measures.patience(self.agree(early[:, 1:], early[:, :-1]))
         if self.regression:
             raise ValueError(f"{measure} needs class probabilities and this is a regression table: use meta or patience")
         return getattr(measures, measure)(self.logits.astype(float))

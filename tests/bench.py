@@ -108,7 +108,7 @@ def memory(n=25_000, layers=24, d=2048, chunk=512):
     print(f"  peak of one epoch of head training {peak:.2f} GiB, all of Python and torch included")
 
 
-def runtime(tokens=64, batches={1: 40, 32: 64}, repeats=4):
+def runtime(tokens=64, batches={1: 40, 32: 64}, repeats=3):
     """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; interleaved, medians."""
     for name in ("BERT 12 x 384", "MobileBERT 24 x 512"):
         torch.manual_seed(0)
