@@ -50,7 +50,7 @@ def evaluation(n=25_000, layers=24, trials=25, sample=1_000):
     print(f"  peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
 
 
-def heads(rows=1024, batch_size=64, epochs=3):
+def heads(rows=2048, batch_size=64, epochs=5):
     """All early heads together from extracted states, against one layer at a time with the backbone in the loop.
 
     The same number of updates, the same batch size and rate; extraction counts as part of the fast way.
@@ -77,8 +77,11 @@ def heads(rows=1024, batch_size=64, epochs=3):
         for _ in range(epochs):
             total = 0.0
             for batch in torch.randperm(rows).split(batch_size):
-                with torch.no_grad():
-                    cls = backbone.states(collate(tokenizer, [tokens[i] for i in batch]))[0][:, k - 1]
+                with torch.no_grad():  # no further than layer k: the authors' code runs all layers
+                    state = backbone.start(collate(tokenizer, [tokens[i] for i in batch]))
+                    for j in range(1, k + 1):
+                        state = backbone.step(state, j)
+                    cls = backbone.cls(state)
                 loss = nn.functional.cross_entropy(head(cls), torch.tensor(labels[batch]))
                 optimizer.zero_grad()
                 loss.backward()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from cats import tasks
+from cats import exit_layers, tasks
 from cats.backbone import Backbone
 from cats.extraction import States, by_length, collate, extract, keep_cls, tokenise
 from cats.heads import Heads, fit_temperatures, moments, train_heads
@@ -355,6 +355,12 @@ def test_the_whole_run(name, tmp_path):
     np.testing.assert_allclose(table.logits[:, -1], logits, atol=1e-4)
     np.testing.assert_allclose(table.meta, meta, atol=1e-4)
     np.testing.assert_array_equal(table.labels, run.labels("validation"))
+    # and the CAT exits where the table says, up to scores that lie on the threshold itself
+    cat, rows = run.cat(), run.data["validation"]
+    out = cat.predict(list(zip(*(rows[column][:] for column in run.task.columns))), 0.3)
+    thresholds = cat.thresholds(0.3)
+    near = (np.abs(table.scores("meta") - thresholds) < 1e-5).any(axis=1)
+    assert near.sum() <= 2 and (out.exit_layers == exit_layers(table.scores("meta"), thresholds))[~near].all()
     # a second run loads, a change of the meta classifier only makes what depends on it
     stamp = lambda: {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").glob("*.safetensors")}
     before = stamp()
