@@ -27,7 +27,7 @@ from cats.backbone import Backbone
 from cats.extraction import collate, extract, mixed, tokenise
 from cats.files import versions, write_json, writing
 from cats.heads import Heads, fit_temperatures, train_heads
-from cats.meta import FEATURES, Meta, train_meta
+from cats.meta import Meta, layout, train_meta
 from cats.pipeline import load_module, save_module, scores_of, table_of
 from cats.tables import TAU, ScoreTable
 
@@ -58,7 +58,7 @@ class CAT:
         self.max_length, self.measure, self.autocast = min(max_length, backbone.max_tokens), measure, autocast
         self.about, self._scored = dict(about or {}), {}
         self.exits = [{**self.heads.layer(k), **self.meta.layer(k)} for k in range(1, backbone.n_layers)]
-        self.others = np.arange(1, backbone.num_labels)
+        self.others, self.layout = np.arange(1, backbone.num_labels), layout(meta, heads)
 
     def __repr__(self):
         return f"CAT({self.backbone.family}, {self.backbone.n_layers} layers, {len(self.table)} calibration inputs, {self.measure})"
@@ -168,6 +168,7 @@ class CAT:
         backbone, l, device = self.backbone, self.backbone.n_layers, self.backbone.model.device
         bars, open_layers = as_float32(thresholds), np.flatnonzero(np.asarray(thresholds) < np.inf) + 1
         last = l - 1 if decide else max(open_layers, default=0)  # nothing can leave early after this layer
+        plain = device.type == "cpu" and not self.autocast and backbone.model.dtype == torch.float32
         rows = np.arange(len(batch["input_ids"]))
         scorer = Scorer(self, measure, len(rows))
         logits = np.empty((len(rows), backbone.num_labels), np.float32)
@@ -178,7 +179,8 @@ class CAT:
                 state = backbone.step(state, k)
                 if k > last or not (decide or scorer.needs_all or bars[k - 1] < np.inf):
                     continue
-                early, scores = scorer(k, backbone.cls(state).float().cpu().numpy())
+                cls = backbone.cls(state)
+                early, scores = scorer(k, cls.numpy() if plain else cls.float().cpu().numpy())
                 leaves = decide(k, scores, rows) if decide else scores > bars[k - 1]
                 if not leaves.any():
                     continue
@@ -281,26 +283,28 @@ class Scorer:
         self.cat, self.measure, self.history, self.drop = cat, measure, cat.heads.history, cat.meta.drop
         # whether a layer's score depends on the layers before it: then heads run at every layer
         self.needs_all = self.history or measure in ("kl", "patience") or (measure == "meta" and "history" not in self.drop)
-        self.past = np.zeros((n, cat.heads.early), np.float32)  # confidences of the layers before
-        self.unscaled = np.zeros((n, 0), np.float32)  # their logits, for heads with history
+        self.x = np.zeros((n, cat.meta.inputs), np.float32)  # the meta classifiers' inputs; their history fills up as layers pass
+        self.unscaled = np.zeros((n, 0), np.float32)  # logits of the layers before, for heads with history
         self.streak, self.before = np.zeros(n), None  # for patience; logits of the layer before
 
     def keep(self, rows):
         """Forget the rows that have left."""
-        self.past, self.unscaled, self.streak = self.past[rows], self.unscaled[rows], self.streak[rows]
+        self.x, self.unscaled, self.streak = self.x[rows], self.unscaled[rows], self.streak[rows]
         self.before = None if self.before is None else self.before[rows]
 
     def __call__(self, k, cls):
         """Logits with temperature (rows, C) and scores (rows,) of layer k, counted from 1, from [CLS] (rows, d)."""
         exit = self.cat.exits[k - 1]
-        hidden = cls @ exit["w_p"] + exit["b_p"]
+        hidden = cls @ exit["w_p"]
+        hidden += exit["b_p"]
         if self.history:
             hidden += self.unscaled @ exit["w_h"]
         np.tanh(hidden, out=hidden)
-        raw = hidden @ exit["w_o"] + exit["b_o"]
-        logits = raw / exit["temperature"]
+        logits = hidden @ exit["w_o"]
+        logits += exit["b_o"]
         if self.history:
-            self.unscaled = np.concatenate([self.unscaled, raw], axis=1)
+            self.unscaled = np.concatenate([self.unscaled, logits], axis=1)
+        logits /= exit["temperature"]
         if self.measure == "meta":
             scores = self._meta(k, logits, hidden, exit)
         else:
@@ -310,19 +314,26 @@ class Scorer:
 
     def _meta(self, k, logits, hidden, exit):
         """M_k: cats.meta.features and Meta for one layer."""
+        x, at = self.x, self.cat.layout
         if logits.shape[1] == 1:
-            parts, confidence = {"prediction": logits}, logits
+            said, confidence, values = logits, logits, {}
         else:
-            p = np.exp(logits - logits.max(axis=1, keepdims=True))
+            p = logits - logits.max(axis=1, keepdims=True)
+            np.exp(p, out=p)
             p /= p.sum(axis=1, keepdims=True)
-            top = np.sort(p, axis=1)
-            confidence = top[:, -1:]
             said = p.argmax(axis=1)[:, None] == self.cat.others
-            parts = {"prediction": said, "pmax": confidence, "pdiff": confidence - top[:, -2:-1]}
-        parts |= {"hidden": hidden, "history": self.past}
-        x = np.concatenate([parts[name] for name in FEATURES if name in parts and name not in self.drop], axis=1, dtype=np.float32)
-        self.past[:, k - 1] = confidence[:, 0]
-        return expit(np.maximum(x @ exit["w_1"] + exit["b_1"], 0) @ exit["w_2"] + exit["b_2"])
+            p.sort(axis=1)
+            confidence = p[:, -1:]
+            values = {"pmax": confidence, "pdiff": confidence - p[:, -2:-1]}
+        for name, value in {"hidden": hidden, "prediction": said, **values}.items():
+            if name in at:
+                x[:, at[name]] = value
+        out = x @ exit["w_1"]
+        out += exit["b_1"]
+        np.maximum(out, 0, out=out)
+        if "history" in at:  # what the layers after this one remember of it
+            x[:, at["history"].start + k - 1] = confidence[:, 0]
+        return expit(out @ exit["w_2"] + exit["b_2"])
 
     def _from_logits(self, logits):
         if self.measure == "patience":

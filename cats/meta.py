@@ -80,6 +80,20 @@ class Meta(nn.Module):
         return self
 
 
+def layout(meta, heads):
+    """Where each feature stands among a meta classifier's inputs: name to slice."""
+    classes = heads.n_outputs
+    sizes = {"hidden": heads.d_e, "prediction": max(1, classes - 1), "history": heads.early, "pmax": int(classes > 1), "pdiff": int(classes > 1)}
+    slices, start = {}, 0
+    for name in FEATURES:
+        if name not in meta.drop and sizes[name]:
+            slices[name] = slice(start, start + sizes[name])
+            start += sizes[name]
+    if start != meta.inputs:
+        raise ValueError(f"meta classifiers with {meta.inputs} inputs do not fit these heads, which give {start}")
+    return slices
+
+
 def consistent(early, full, tau):
     """F_k(x) = F(x), for logits (rows, l-1, C) against (rows, C); for regression within tau."""
     if full.shape[1] == 1:

@@ -8,7 +8,9 @@ A step that is there and was made with the same settings from the same inputs is
 goes on where it was. One set of settings is one folder.
 """
 
+import hashlib
 import json
+import shutil
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -103,8 +105,7 @@ class Run:
         if not ((folder / "config.json").exists() and self._settings(folder, settings)):
             if not self._settings(folder, settings):  # checkpoints of other settings must not be resumed
                 self._record(folder, settings)
-                for path in sorted(folder.glob("**/*"), reverse=True):
-                    path.rmdir() if path.is_dir() else path.unlink()
+                shutil.rmtree(folder, ignore_errors=True)
             fine_tune(self.task, self.data, self.model, folder, seed=self.seed, **self.training)
         return load_fine_tuned(folder, self.task)
 
@@ -229,8 +230,6 @@ def table_of(scored, labels, about, tau=TAU):
 
 def _hash(module):
     """A hash of a module's numbers."""
-    import hashlib
-
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
