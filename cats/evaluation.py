@@ -239,7 +239,8 @@ def by_layer(table, temperature=None):
 
     With the heads' temperatures (l-1,) the calibration error before temperature scaling is given, too.
     """
-    consistent, rows = table.consistent, []
+    consistent, predictions, rows = table.consistent, table.predictions, []
+    correct = None if table.labels is None else table.correct
     softmax = None if table.regression else table.scores("sm")
     plain = None
     if temperature is not None and not table.regression:
@@ -249,15 +250,15 @@ def by_layer(table, temperature=None):
     for k in range(table.n_layers - 1):
         row = {"layer": k + 1, "consistency": consistent[:, k].mean()}
         if table.labels is not None and table.regression:
-            row["correlation"] = np.corrcoef(table.predictions[:, k], table.labels)[0, 1]
+            row["correlation"] = np.corrcoef(predictions[:, k], table.labels)[0, 1]
         elif table.labels is not None:
-            row["accuracy"] = table.correct[:, k].mean()
+            row["accuracy"] = correct[:, k].mean()
         row["auroc_meta"] = auroc(table.meta[:, k], consistent[:, k])
         if softmax is not None:
             row["auroc_sm"] = auroc(softmax[:, k], consistent[:, k])
         if softmax is not None and table.labels is not None:
             if plain is not None:
-                row["ece_before"] = calibration_error(plain[:, k], table.correct[:, k])
-            row["ece"] = calibration_error(softmax[:, k], table.correct[:, k])
+                row["ece_before"] = calibration_error(plain[:, k], correct[:, k])
+            row["ece"] = calibration_error(softmax[:, k], correct[:, k])
         rows.append(row)
     return pd.DataFrame(rows)

@@ -1,7 +1,7 @@
 """From text to a ScoreTable in five steps, each kept in the run's folder: model, states, heads, meta, tables.
 
     run = Run("sentiment")                  # the demo; or Run("imdb", "albert-xlarge-v2", folder="build/imdb")
-    run.model()                             # fine-tunes F, or loads it
+    run.backbone                            # fine-tunes F, or loads it
     run.table("validation")                 # does whatever is still missing before it
 
 A step that is there and was made with the same settings from the same inputs is loaded; else it is made. A killed run
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from cats import demo, tasks
-from cats.extraction import States, extract
+from cats.extraction import extract
 from cats.files import BUILD, ROOT, versions, write_json, writing
 from cats.heads import Heads, fit_temperatures, train_heads
 from cats.meta import Meta, score, train_meta
@@ -87,13 +87,13 @@ class Run:
         data = tasks.load(self.task, self.source, self.seed, self.limit)
         return {**data, **tasks.cut(data["train"], self.seed)}
 
-    def _settings(self, path, settings):
-        """Whether the settings beside `path` are these."""
+    def _keep(self, path, settings, make):
+        """Make what belongs at `path`, unless it is there and was made with these settings."""
         record = path.with_name(f"{path.stem}.settings.json")
-        return record.exists() and json.loads(record.read_text()) == json.loads(json.dumps(settings))
-
-    def _record(self, path, settings):
-        write_json(path.with_name(f"{path.stem}.settings.json"), settings)
+        if not (path.exists() and _says(record, settings)):
+            record.unlink(missing_ok=True)  # until the new file is whole, no old record may vouch for it
+            make()
+            write_json(record, settings)
 
     @cached_property
     def _model(self):
@@ -101,11 +101,11 @@ class Run:
             return load_fine_tuned(self.model, self.task)
         settings = {"model": str(self.model), "training": self.training, "seed": self.seed}
         settings["data"] = tasks.fingerprint(self.data["train"])
-        folder = self.folder / "model"
-        if not ((folder / "config.json").exists() and self._settings(folder, settings)):
-            if not self._settings(folder, settings):  # checkpoints of other settings must not be resumed
-                self._record(folder, settings)
-                shutil.rmtree(folder, ignore_errors=True)
+        folder, record = self.folder / "model", self.folder / "model.settings.json"
+        if not _says(record, settings):  # neither a model nor checkpoints of other settings may be taken up
+            shutil.rmtree(folder, ignore_errors=True)
+            write_json(record, settings)
+        if not (folder / "config.json").exists():
             fine_tune(self.task, self.data, self.model, folder, seed=self.seed, **self.training)
         return load_fine_tuned(folder, self.task)
 
@@ -125,23 +125,24 @@ class Run:
     def states(self, part):
         """Every layer's [CLS] of `tune`, `scale` or `meta`."""
         folder = self.folder / "states" / part
-        extract(self.backbone, self.tokenizer, self.data[part], self.task.columns, folder, max_length=self.max_length)
-        return States(folder, self.backbone)
+        return extract(self.backbone, self.tokenizer, self.data[part], self.task.columns, folder, max_length=self.max_length)
 
     def labels(self, part):
         return np.array(self.data[part]["label"][:])
 
     @cached_property
     def _heads(self):
-        path, labelled = self.folder / "heads.safetensors", self.early.get("labelled", True)
-        settings = {"model": self.backbone.fingerprint, "early": self.early, "seed": self.seed}
-        if not (path.exists() and self._settings(path, settings)):
+        path = self.folder / "heads.safetensors"
+
+        def make():
             options = {name: value for name, value in self.early.items() if name != "labelled"}
-            labels = {part: self.labels(part) if labelled else None for part in ("tune", "scale")}
+            labels = {part: self.labels(part) if self.early.get("labelled", True) else None for part in ("tune", "scale")}
             heads, losses = train_heads(self.states("tune"), self.task.n_outputs, labels["tune"], seed=self.seed, **options)
             fit_temperatures(heads, self.states("scale"), labels["scale"])
             save_module(heads, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint})
-            self._record(path, settings)
+
+        settings = {"model": self.backbone.fingerprint, "early": self.early, "seed": self.seed, "max_length": self.max_length}
+        self._keep(path, settings | {"data": tasks.fingerprint(self.data["train"])}, make)
         return load_module(Heads, path)
 
     @property
@@ -152,11 +153,13 @@ class Run:
     @cached_property
     def _metas(self):
         path, heads = self.folder / "meta.safetensors", self.heads
-        settings = {"heads": _hash(heads), "meta": self.meta, "seed": self.seed}
-        if not (path.exists() and self._settings(path, settings)):
+
+        def make():
             meta, losses = train_meta(heads, self.states("meta"), tau=TAU, seed=self.seed, **self.meta)
             save_module(meta, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint})
-            self._record(path, settings)
+
+        settings = {"heads": _hash(heads), "meta": self.meta, "seed": self.seed, "data": tasks.fingerprint(self.data["train"])}
+        self._keep(path, settings, make)
         return load_module(Meta, path)
 
     @property
@@ -179,15 +182,17 @@ class Run:
     def table(self, split):
         """The ScoreTable of `validation` or `test`: neither was ever trained on. Scores are computed in float32."""
         path, heads, metas = self.folder / f"{split}.safetensors", self.heads, self.metas
-        settings = {"heads": _hash(heads), "meta": _hash(metas), "data": tasks.fingerprint(self.data[split])}
-        if not (path.exists() and self._settings(path, settings)):
+        settings = {"heads": _hash(heads), "meta": _hash(metas), "data": tasks.fingerprint(self.data[split]), "max_length": self.max_length}
+
+        def make():
             scored = extract(
                 self.backbone, self.tokenizer, self.data[split], self.task.columns, self.folder / "scored" / split,
                 max_length=self.max_length, read=lambda cls, logits: scores_of(heads, metas, cls, logits),
                 reads=f"scores of {split} {settings['heads'][:16]} {settings['meta'][:16]}",
             )  # fmt: skip
             table_of(scored, self.labels(split), self.about(split)).save(path)
-            self._record(path, settings)
+
+        self._keep(path, settings, make)
         return ScoreTable.load(path)
 
     def cat(self, measure="meta"):
@@ -226,6 +231,11 @@ def scores_of(heads, metas, cls, logits):
 def table_of(scored, labels, about, tau=TAU):
     """A ScoreTable from extracted scores."""
     return ScoreTable(scored.gather("logits").numpy(), scored.gather("meta").numpy(), labels, about, tau)
+
+
+def _says(record, settings):
+    """Whether a settings file holds these settings."""
+    return record.exists() and json.loads(record.read_text()) == json.loads(json.dumps(settings))
 
 
 def _hash(module):

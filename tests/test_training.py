@@ -370,6 +370,31 @@ def test_the_whole_run(name, tmp_path):
     assert stamp()["heads.safetensors"] == before["heads.safetensors"]
 
 
+def test_heads_of_other_data_are_not_taken_up(tmp_path):
+    """A model that is fine-tuned already does not change with the data; its heads must."""
+    first = Run("sentiment", folder=tmp_path / "run", **QUICK)
+    first.heads
+    options = QUICK | {"model": str(tmp_path / "run" / "model"), "fine_tuned": True}
+    tuned = {rows: Run("sentiment", folder=tmp_path / "tuned", **options | {"limit": SIZES | {"train": rows}}).heads.w_p for rows in (120, 60)}
+    assert not torch.equal(tuned[120], tuned[60])
+
+
+def test_a_kill_between_file_and_record_leaves_nothing_to_trust(tmp_path):
+    """The old record must not vouch for a new file whose own record was never written."""
+    path, made = tmp_path / "heads.safetensors", []
+    run = Run("sentiment", folder=tmp_path)
+    run._keep(path, {"a": 1}, lambda: path.write_text("one"))
+
+    def dies():
+        path.write_text("two")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run._keep(path, {"a": 2}, dies)
+    run._keep(path, {"a": 1}, lambda: made.append(path.write_text("one")))
+    assert made and path.read_text() == "one"
+
+
 def test_nothing_is_calibrated_that_was_trained_on():
     run = Run("claims", **QUICK)
     parts = {name: {tuple(row[c] for c in run.task.columns) for row in part} for name, part in run.data.items()}
