@@ -52,7 +52,8 @@ class Bert:
 
     def context(self, hidden, mask):
         """What the layers need besides `hidden`, as keyword arguments. It follows from shape and padding; `keep` rebuilds it."""
-        return {"attention_mask": create_bidirectional_mask(self.config, hidden, mask)}
+        # without padding there is nothing to mask, and building a mask takes a twentieth of a layer
+        return {"attention_mask": None if mask.all() else create_bidirectional_mask(self.config, hidden, mask)}
 
     def apply(self, layer, hidden, mask, context):
         """One layer, (rows, tokens, d) to the same."""
@@ -321,6 +322,23 @@ class Backbone:
             width = int(mask.any(0).nonzero().max()) + 1
         hidden, mask = state.hidden[rows, :width], mask[:, :width]
         return replace(state, hidden=hidden, mask=mask, context=self.glue.context(hidden, mask))
+
+    def pack(self, states, rows):
+        """Neighbours among states of the same layer joined as long as they have at most so many rows; their order stays."""
+        packed = []
+        for state in states:
+            if packed and len(packed[-1].hidden) + len(state.hidden) <= rows:
+                packed[-1] = self._join(packed[-1], state)
+            else:
+                packed.append(state)
+        return packed
+
+    def _join(self, first, second):
+        width = max(first.mask.shape[1], second.mask.shape[1])
+        pad = lambda tensor, *rest: nn.functional.pad(tensor, (*rest, 0, width - tensor.shape[1]))
+        hidden = torch.cat([pad(state.hidden, 0, 0) for state in (first, second)])
+        mask = torch.cat([pad(state.mask) for state in (first, second)])
+        return State(hidden, mask, self.glue.context(hidden, mask), first.layer)
 
     @torch.no_grad()  # and not inference_mode: heads are trained on these
     def states(self, batch):

@@ -457,18 +457,23 @@ def calibrate(scores, consistent, epsilon, method="shared", *, correct=None, **o
 
     Where the data cannot promise epsilon the thresholds are `inf`, with a CalibrationWarning that says what is missing.
     """
-    calibrator = find_method(method, options)
-    epsilon = probability(epsilon, "epsilon")
     cal = CalibrationSet(scores, consistent)
     if correct is not None:
         correct = np.asarray(correct)
         if correct.dtype != bool or correct.shape != (cal.n,):
             raise TypeError(f"correct must be a boolean array of shape ({cal.n},), got {correct.dtype} {correct.shape}")
         cal = cal.part(correct)
+    return thresholds_from(cal, epsilon, method, stacklevel=3, **options)
+
+
+def thresholds_from(cal, epsilon, method, stacklevel=2, **options):
+    """`calibrate` from a CalibrationSet: asked for another epsilon, it sorts nothing again."""
+    calibrator = find_method(method, options)
+    epsilon = probability(epsilon, "epsilon")
     thresholds = calibrator.thresholds(cal, [epsilon], **options)[0]
     reason = why_not(cal, epsilon, method, thresholds, options)
     if reason:
-        warnings.warn(reason, CalibrationWarning, stacklevel=2)
+        warnings.warn(reason, CalibrationWarning, stacklevel=stacklevel)
     return thresholds
 
 

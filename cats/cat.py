@@ -9,7 +9,6 @@ After every layer the rows that have exited leave the batch, so nobody waits for
 inputs' outputs are kept as a ScoreTable: thresholds for any ε, calibrator, measure and subset of layers come from it.
 """
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -25,13 +24,14 @@ from transformers import AutoTokenizer
 from cats import calibration, evaluation, measures, tasks
 from cats.backbone import Backbone
 from cats.extraction import collate, extract, mixed, tokenise
-from cats.files import versions, write_json, writing
+from cats.files import sha256, versions, write_json, writing
 from cats.heads import Heads, fit_temperatures, train_heads
 from cats.meta import Meta, layout, train_meta
 from cats.pipeline import load_module, save_module, scores_of, table_of
 from cats.tables import TAU, ScoreTable
 
 FORMAT = "cats.CAT/1"
+GROUP = 4  # batches that go through the layers side by side
 RUNTIME_MEASURES = [measure for measure in measures.MEASURES if measure != "random"]
 
 
@@ -56,7 +56,7 @@ class CAT:
         self.backbone, self.tokenizer, self.table = backbone, tokenizer, table
         self.heads, self.meta = heads.cpu(), meta.cpu()
         self.max_length, self.measure, self.autocast = min(max_length, backbone.max_tokens), measure, autocast
-        self.about, self._scored = dict(about or {}), {}
+        self.about, self._sets = dict(about or {}), {}
         self.exits = [{**self.heads.layer(k), **self.meta.layer(k)} for k in range(1, backbone.n_layers)]
         self.others, self.layout = np.arange(1, backbone.num_labels), layout(meta, heads)
 
@@ -122,24 +122,26 @@ class CAT:
         if not layers or not 1 <= layers[0] <= layers[-1] <= early:
             raise ValueError(f"exit_layers must be among 1 … {early}, got {exit_layers}")
         columns = np.array(layers) - 1
-        scores = self._scores(measure or self.measure)[:, columns]
         thresholds = np.full(early, np.inf)
-        thresholds[columns] = calibration.calibrate(scores, self.table.consistent[:, columns], epsilon, method, **options)
+        thresholds[columns] = calibration.thresholds_from(self._sorted(measure or self.measure, tuple(columns)), epsilon, method, **options)
         return thresholds
 
-    def _scores(self, measure):
+    def _sorted(self, measure, columns):
+        """The calibration statistics of these columns, sorted once."""
         if measure not in RUNTIME_MEASURES:
             raise ValueError(f"a CAT can exit by {', '.join(RUNTIME_MEASURES)}, not by {measure!r}")
-        if measure not in self._scored:
-            self._scored[measure] = self.table.scores(measure)
-        return self._scored[measure]
+        if (measure, columns) not in self._sets:
+            scores, consistent = self.table.scores(measure)[:, columns], self.table.consistent[:, columns]
+            self._sets[measure, columns] = calibration.CalibrationSet(scores, consistent)
+        return self._sets[measure, columns]
 
-    def predict(self, texts, epsilon=0.05, batch_size=32, *, method="first_exit", measure=None, exit_layers=None, thresholds=None, **options):
+    def predict(self, texts, epsilon=0.05, batch_size=32, *, method="first_exit", measure=None, exit_layers=None, thresholds=None, group=GROUP, **options):
         """Predictions that agree with F as often as the method promises; see cats.calibrate for methods and options.
 
         texts       a list of strings, or of pairs where F reads two texts. They are batched by length; the results come
                     back in their order
         thresholds  (l-1,) to use these instead of calibrated ones; all `inf` runs F itself
+        group       how many batches go through the layers side by side: more is faster, each holds its hidden states in memory
         """
         measure = measure or self.measure
         if thresholds is None:
@@ -150,18 +152,22 @@ class CAT:
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
         logits = np.zeros((len(tokens), self.backbone.num_labels), np.float32)
         exits, confidences = np.zeros(len(tokens), int), np.ones(len(tokens))
-        for start in range(0, len(order), batch_size):
-            some = order[start : start + batch_size]
-            batch = collate(self.tokenizer, [tokens[i] for i in some], self.backbone.extra_padding)
-            logits[some], exits[some], confidences[some] = self.run(batch, thresholds, measure)
+        for start in range(0, len(order), group * batch_size):
+            some = order[start : start + group * batch_size]
+            parts = [some[i : i + batch_size] for i in range(0, len(some), batch_size)]
+            batches = [collate(self.tokenizer, [tokens[i] for i in part], self.backbone.extra_padding) for part in parts]
+            logits[some], exits[some], confidences[some] = self.run(batches, thresholds, measure)
         table = self.table
         said = logits[:, 0] if table.regression else logits.argmax(axis=1)
         p = logits if table.regression else torch.softmax(torch.from_numpy(logits), -1).numpy()
         return Predictions(said, exits, confidences, p)
 
     @torch.inference_mode()
-    def run(self, batch, thresholds, measure="meta", decide=None):
-        """One tokenised batch through the layers, rows leaving as they exit: logits (rows, C), exit layers, confidences.
+    def run(self, batches, thresholds, measure="meta", decide=None):
+        """Tokenised batches through the layers, rows leaving as they exit: logits (rows, C), exit layers, confidences.
+
+        Batches go side by side, layer by layer. Where the rows left of two fit into one batch they go on together, so late
+        layers, which few rows reach, do not run on nearly empty batches.
 
         decide  overrides the rule, as decide(k, scores of the rows left, their numbers) to a mask: to replay known exits
         """
@@ -169,30 +175,38 @@ class CAT:
         bars, open_layers = as_float32(thresholds), np.flatnonzero(np.asarray(thresholds) < np.inf) + 1
         last = l - 1 if decide else max(open_layers, default=0)  # nothing can leave early after this layer
         plain = device.type == "cpu" and not self.autocast and backbone.model.dtype == torch.float32
-        rows = np.arange(len(batch["input_ids"]))
+        sizes = [len(batch["input_ids"]) for batch in batches]
+        rows = np.arange(sum(sizes))
         scorer = Scorer(self, measure, len(rows))
         logits = np.empty((len(rows), backbone.num_labels), np.float32)
         exits, confidences = np.full(len(rows), l), np.ones(len(rows))
         with mixed(self.autocast, device):
-            state = backbone.start(batch)
+            states = [backbone.start(batch) for batch in batches]
             for k in range(1, l + 1):
-                state = backbone.step(state, k)
+                for i in range(len(states)):  # one by one, so that what came before is freed at once
+                    states[i] = backbone.step(states[i], k)
                 if k > last or not (decide or scorer.needs_all or bars[k - 1] < np.inf):
                     continue
-                cls = backbone.cls(state)
-                early, scores = scorer(k, cls.numpy() if plain else cls.float().cpu().numpy())
+                cls = backbone.cls(states[0]) if len(states) == 1 else torch.cat([backbone.cls(state) for state in states])
+                early, scores = scorer(k, cls if plain else cls.float().cpu())
                 leaves = decide(k, scores, rows) if decide else scores > bars[k - 1]
                 if not leaves.any():
                     continue
-                gone = rows[leaves]
+                gone, stays = rows[leaves], np.flatnonzero(~leaves)
                 logits[gone], exits[gone], confidences[gone] = early[leaves], k, scores[leaves]
-                stays = np.flatnonzero(~leaves)
                 if not len(stays):
                     return logits, exits, confidences
-                rows, state = rows[stays], backbone.keep(state, torch.from_numpy(stays))
+                rows = rows[stays]
                 scorer.keep(stays)
-            logits[rows] = backbone.finish(state).float().cpu().numpy()
+                states = backbone.pack(self._without(states, leaves), max(sizes))
+            logits[rows] = torch.cat([backbone.finish(state) for state in states]).float().cpu().numpy()
         return logits, exits, confidences
+
+    def _without(self, states, leaves):
+        """The states without the rows that leave; those that lose none stay as they are."""
+        parts = np.split(leaves, np.cumsum([len(state.mask) for state in states])[:-1])
+        left = [(state, part) for state, part in zip(states, parts) if not part.all()]
+        return [self.backbone.keep(state, torch.from_numpy(np.flatnonzero(~part))) if part.any() else state for state, part in left]
 
     # --- keeping it ---
 
@@ -215,7 +229,7 @@ class CAT:
         elif not where:
             raise ValueError("this backbone was not loaded from anywhere: save it inside, with backbone=True")
         for name in ("heads", "meta", "calibration"):
-            files[f"{name}.safetensors"] = _sha256(folder / f"{name}.safetensors")
+            files[f"{name}.safetensors"] = sha256(folder / f"{name}.safetensors")
         with writing(folder / "README.md") as aside:
             aside.write_text(self.card())
         write_json(
@@ -242,7 +256,7 @@ class CAT:
         if card.get("format") != FORMAT:
             raise ValueError(f"{folder} holds {card.get('format')!r}, expected {FORMAT!r}")
         for name, digest in card["files"].items():
-            if not (folder / name).exists() or _sha256(folder / name) != digest:
+            if not (folder / name).exists() or sha256(folder / name) != digest:
                 raise ValueError(f"{folder / name} is missing or was changed: this CAT's promise cannot be trusted, save it again")
         where = str(backbone or (folder / "backbone" if card["backbone"]["where"] == "backbone" else card["backbone"]["where"]))
         model = Backbone.from_pretrained(where)
@@ -293,10 +307,9 @@ class Scorer:
         self.before = None if self.before is None else self.before[rows]
 
     def __call__(self, k, cls):
-        """Logits with temperature (rows, C) and scores (rows,) of layer k, counted from 1, from [CLS] (rows, d)."""
+        """Logits with temperature (rows, C) and scores (rows,) of layer k, counted from 1, from [CLS] (rows, d), a float32 tensor."""
         exit = self.cat.exits[k - 1]
-        hidden = cls @ exit["w_p"]
-        hidden += exit["b_p"]
+        hidden = linear(cls, exit["w_p"], exit["b_p"])
         if self.history:
             hidden += self.unscaled @ exit["w_h"]
         np.tanh(hidden, out=hidden)
@@ -328,8 +341,7 @@ class Scorer:
         for name, value in {"hidden": hidden, "prediction": said, **values}.items():
             if name in at:
                 x[:, at[name]] = value
-        out = x @ exit["w_1"]
-        out += exit["b_1"]
+        out = linear(torch.from_numpy(x), exit["w_1"], exit["b_1"])
         np.maximum(out, 0, out=out)
         if "history" in at:  # what the layers after this one remember of it
             x[:, at["history"].start + k - 1] = confidence[:, 0]
@@ -349,6 +361,11 @@ class Scorer:
         return getattr(measures, self.measure)(stack)[:, 1]
 
 
+def linear(x, weight, bias):
+    """x W + b by torch, as an array: NumPy's BLAS has threads of its own, which go on spinning and take the cores from F's layers."""
+    return torch.addmm(torch.from_numpy(bias), x, torch.from_numpy(weight)).numpy()
+
+
 def as_float32(thresholds):
     """The largest float32 numbers that do not exceed the thresholds: comparing with them decides as float64 would."""
     thresholds = np.asarray(thresholds, dtype=float)
@@ -365,10 +382,6 @@ def rows_of(texts):
         if len(row) != len(rows[0]) or not 1 <= len(row) <= 2 or not all(isinstance(text, str) for text in row):
             raise TypeError(f"texts must all be strings, or all be pairs of strings; number {i} is {texts[i]!r}")
     return rows
-
-
-def _sha256(path):
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 CARD = """---

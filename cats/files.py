@@ -1,5 +1,6 @@
 """Where things are, how files are written (whole or not at all), and the provenance every result carries."""
 
+import hashlib
 import json
 import os
 import platform
@@ -35,3 +36,8 @@ def write_json(path, content):
     """JSON with sorted keys, so that equal contents are equal files."""
     with writing(path) as aside:
         aside.write_text(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def sha256(path):
+    """The hash of a file."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

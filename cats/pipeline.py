@@ -76,7 +76,8 @@ class Run:
 
     def __post_init__(self):
         self.task = tasks.find(self.task)
-        self.name = f"{self.task.name}-{Path(str(self.model)).name}-{self.seed}"
+        self.backbone_name = Path(str(self.model)).name
+        self.name = f"{self.task.name}-{self.backbone_name}-{self.seed}"
         self.folder = ROOT / self.folder if self.folder else BUILD / "demo" / "runs" / self.name
         if str(self.model).startswith("demo"):
             self.training = demo.RECIPES.get(self.task.name, {}) | dict(self.training)
@@ -207,7 +208,7 @@ class Run:
         """How a table of this run was made."""
         return {
             "task": self.task.name,
-            "backbone": str(self.model).rstrip("/").split("/")[-1],
+            "backbone": self.backbone_name,
             "split": split,
             "seed": self.seed,
             "source": "demo" if (self.source or self.task.hub) == "demo" else Path(str(self.source or self.task.hub)).name,

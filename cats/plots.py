@@ -31,16 +31,35 @@ def use_style():
 
 
 def save(name, figure=None, data=None, parameters=None, inputs=None):
-    """Write figures/NAME.png, .csv and .json (parameters, versions, hashes of the inputs); returns the figure's path."""
-    if figure is not None:
-        with writing(FIGURES / f"{name}.png") as path:
-            figure.savefig(path, bbox_inches="tight", metadata={"Software": None})  # the same bytes every time
+    """Write figures/NAME.png, .pdf, .csv and .json (parameters, versions, hashes of the inputs); returns the PNG's path."""
+    undated = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}}  # the same bytes every time
+    for kind, metadata in undated.items() if figure is not None else ():
+        with writing(FIGURES / f"{name}.{kind}") as path:
+            figure.savefig(path, bbox_inches="tight", metadata=metadata)
     if data is not None:
         with writing(FIGURES / f"{name}.csv") as path:
             data.to_csv(path, index=False, float_format="%.6g")
     made = {"parameters": parameters or {}, "inputs": inputs or {}, "versions": versions("matplotlib", "seaborn")}
     write_json(FIGURES / f"{name}.json", made)
     return FIGURES / f"{name}.png"
+
+
+def save_table(name, data, shown=None, grey=(), parameters=None, inputs=None):
+    """Write figures/NAME.csv (the numbers), .md and .tex (booktabs; as shown) and .json; returns the table to look at.
+
+    data   a tidy frame of numbers
+    shown  the frame a reader sees, its cells formatted already; by default `data` itself
+    grey   positions of the rows that promise nothing
+    """
+    shown = (data if shown is None else shown).reset_index(drop=True)
+    style = shown.style.hide(axis="index").apply(lambda row: ["color: gray" if row.name in set(grey) else ""] * len(row), axis=1)
+    with writing(FIGURES / f"{name}.md") as path:
+        path.write_text(shown.to_markdown(index=False) + "\n")
+    with writing(FIGURES / f"{name}.tex") as path:
+        latex = style.format(escape="latex").format_index(escape="latex", axis=1)
+        path.write_text(latex.to_latex(hrules=True, convert_css=True, column_format="l" * len(shown.columns)))
+    save(name, data=data, parameters=parameters, inputs=inputs)
+    return style
 
 
 def consistency_and_layers(frame, n_layers, title="", measure=None):

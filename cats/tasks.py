@@ -102,7 +102,19 @@ def load(task, source=None, seed=0, limit=None):
     for split, n in limits.items():
         if n < len(data[split]):
             data[split] = data[split].shuffle(seed=seed).select(range(n))
-    return DatasetDict({split: data[split] for split in SPLITS})
+    return apart(task, data)
+
+
+def apart(task, data):
+    """No text in two splits: IMDB and STS-B repeat some, and what is calibrated or tested on must not be trained on."""
+    texts = {split: list(zip(*(data[split][column][:] for column in task.columns))) for split in SPLITS}
+    kept, later = {}, set()
+    for split in reversed(SPLITS):
+        kept[split] = data[split].select([i for i, text in enumerate(texts[split]) if text not in later])
+        later.update(texts[split])
+    if not len(kept["train"]) and texts["train"]:
+        raise ValueError(f"{task.name}: every training text is also in validation or test")
+    return DatasetDict({split: kept[split] for split in SPLITS})
 
 
 def _read(task, source):

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from cats.backbone import Backbone
-from cats.cat import CAT
+from cats.cat import CAT, GROUP
 from cats.heads import Heads
 from cats.meta import Meta
 from cats.tables import ScoreTable
@@ -44,10 +44,10 @@ def seconds(run):
 
 
 class Replay(NamedTuple):
-    """Seconds of each batch, medians over repeats, and the spread of the totals."""
+    """Seconds of each group of batches, medians over repeats, and the spread of the totals."""
 
-    full: np.ndarray  # (batches,)
-    early: np.ndarray  # (batches,)
+    full: np.ndarray  # (groups,)
+    early: np.ndarray  # (groups,)
     share: float  # mean exit layer as a share of l
     spread: tuple  # smallest and largest ratio of the totals over repeats
 
@@ -57,29 +57,48 @@ class Replay(NamedTuple):
         return self.early.sum() / self.full.sum()
 
 
-def replay(cat, exits, tokens=64, batch_size=1, repeats=5, wait=False, measure="meta", progress=False):
-    """Time F and the CAT on batches of random tokens whose rows exit at these layers; repeats are interleaved.
+def replay(cat, exits, tokens=64, batch_size=1, repeats=5, **options):
+    """`replays` of one array of exit layers."""
+    return replays(cat, {"": exits}, tokens, batch_size, repeats, **options)[""]
 
-    wait  keep finished rows in the batch until the slowest has exited, as most early-exit code does
+
+def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, wait=False, measure="meta", group=None, progress=False):
+    """Time F, and the CAT on batches of random tokens whose rows exit at the layers of each pattern (a dict of arrays of
+    one length, by name); all interleaved, repeat by repeat.
+
+    group  how many batches the CAT takes side by side: as `predict` does, or one by one where the batch is a single input
+    wait   keep finished rows in the batch until the slowest has exited, as most early-exit code does
     """
-    exits, l = np.asarray(exits), cat.backbone.n_layers
-    ids = torch.randint(10, 1000, (len(exits), tokens), generator=torch.Generator().manual_seed(0))
+    l, n = cat.backbone.n_layers, len(next(iter(patterns.values())))
+    group = 1 if wait else group or (GROUP if batch_size > 1 else 1)
+    ids = torch.randint(10, 1000, (n, tokens), generator=torch.Generator().manual_seed(0))
     mask, never = torch.ones_like(ids), np.full(l - 1, np.inf)
-    starts, times = range(0, len(exits), batch_size), {"full": [], "early": []}
-    for _ in tqdm(range(repeats + 1), desc="repeats", disable=not progress):  # the first one warms up
-        for i in starts:
-            batch = {"input_ids": ids[i : i + batch_size], "attention_mask": mask[i : i + batch_size]}
-            last = exits[i : i + batch_size].max() if wait else None
-            rule = lambda k, scores, rows: np.full(len(rows), last == k) if wait else exits[i + rows] == k
+    starts = range(0, n, group * batch_size)
+    full, early = np.zeros((repeats + 1, len(starts))), {name: np.zeros((repeats + 1, len(starts))) for name in patterns}
+    for r in tqdm(range(repeats + 1), desc="repeats", disable=not progress):  # the first one warms up
+        for g, i in enumerate(starts):
+            cuts = range(i, min(i + group * batch_size, n), batch_size)
+            batches = [{"input_ids": ids[j : j + batch_size], "attention_mask": mask[j : j + batch_size]} for j in cuts]
             with torch.inference_mode():
-                times["full"].append(seconds(lambda: cat.backbone.model(**batch)))
-            times["early"].append(seconds(lambda: cat.run(batch, never, measure, decide=rule)))
-    full, early = (np.reshape(times[name], (repeats + 1, len(starts)))[1:] for name in ("full", "early"))
-    ratios = early.sum(axis=1) / full.sum(axis=1)
-    return Replay(np.median(full, axis=0), np.median(early, axis=0), exits.mean() / l, (ratios.min(), ratios.max()))
+                full[r, g] = seconds(lambda: [cat.backbone.model(**batch) for batch in batches])
+            for name, exits in patterns.items():
+                leave = np.array(exits[i : i + group * batch_size])
+                rule = lambda k, scores, rows: np.full(len(rows), leave.max() == k) if wait else leave[rows] == k
+                early[name][r, g] = seconds(lambda: cat.run(batches, never, measure, decide=rule))
+    full = full[1:]
+    ratios = {name: times[1:].sum(axis=1) / full.sum(axis=1) for name, times in early.items()}
+    return {
+        name: Replay(np.median(full, axis=0), np.median(times[1:], axis=0), np.mean(patterns[name]) / l, (ratios[name].min(), ratios[name].max()))
+        for name, times in early.items()
+    }
 
 
-def by_exit(cat, tokens=64, repeats=5, measure="meta"):
-    """T_G(k)/T_F (l,) of one input that exits at layer k = 1 … l: with it the time of any exits at batch 1 is a sum."""
-    times = replay(cat, np.arange(1, cat.backbone.n_layers + 1), tokens, 1, repeats, measure=measure)
-    return times.early / times.full.mean()
+def by_exit(cat, tokens=64, repeats=5, every=1, measure="meta"):
+    """T_G(k)/T_F (l,) of one input that exits at layer k: with it the time of any exits at batch 1 is a sum.
+
+    every  measure each so many layers and the last, and interpolate between them, for models that take seconds
+    """
+    l = cat.backbone.n_layers
+    layers = np.union1d(np.arange(1, l, every), [l])
+    times = replay(cat, layers, tokens, 1, repeats, measure=measure)
+    return np.interp(np.arange(1, l + 1), layers, times.early / times.full.mean())

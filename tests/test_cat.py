@@ -43,11 +43,10 @@ def random_cat(backbone, history=False, drop=(), n=ROWS):
 
 
 def in_batches(cat, batch, size, thresholds, measure):
-    """The batch in pieces of `size`, put together again."""
-    pieces = [
-        cat.run({name: value[i : i + size] for name, value in batch.items()}, thresholds, measure) for i in range(0, ROWS, size)
-    ]
-    return [np.concatenate(column) for column in zip(*pieces)]
+    """The batch in pieces of `size`, some of them side by side, put together again."""
+    pieces = [{name: value[i : i + size] for name, value in batch.items()} for i in range(0, ROWS, size)]
+    groups = [cat.run(pieces[i : i + 5], thresholds, measure) for i in range(0, len(pieces), 5)]
+    return [np.concatenate(column) for column in zip(*groups)]
 
 
 def patterns(scores):
@@ -120,7 +119,7 @@ def demo():
     torch.manual_seed(0)
     task = tasks.find("sentiment")
     data = tasks.load(task, limit={"train": 200, "validation": 100, "test": 60})
-    backbone, tokenizer = Backbone(fresh_model("demo", task)), tokenizer_of("demo", task)
+    backbone, tokenizer = Backbone(fresh_model("demo", task)), tokenizer_of("demo")
     texts = {split: part["text"][:] for split, part in data.items()}
     cat = CAT.fit(backbone, texts["train"], texts["validation"], tokenizer=tokenizer, max_length=40, about={"task": "sentiment"})
     return cat, texts
@@ -217,7 +216,7 @@ def test_pairs_and_regression():
     task = tasks.find("similarity")
     data = tasks.load(task, limit={"train": 120, "validation": 60, "test": 30})
     texts = {split: list(zip(part["sentence1"][:], part["sentence2"][:])) for split, part in data.items()}
-    backbone, tokenizer = Backbone(fresh_model("demo-shared", task)), tokenizer_of("demo", task)
+    backbone, tokenizer = Backbone(fresh_model("demo-shared", task)), tokenizer_of("demo")
     cat = CAT.fit(backbone, texts["train"], texts["validation"], labels=data["train"]["label"][:], tokenizer=tokenizer, tau=0.1)
     out = cat.predict(texts["test"], 0.1)
     assert out.predictions.shape == (30,) and out.predictions.dtype == np.float32 and cat.table.tau == 0.1 and cat.about["labelled"]

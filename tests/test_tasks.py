@@ -11,10 +11,10 @@ TASK = Task("mine", ("text",), ("no", "yes"), validation=3)
 ROWS = {"text": [f"text {i}" for i in range(20)], "label": [i % 2 for i in range(20)]}
 
 
-def folder(path, kind, rows=ROWS, splits=("train", "test")):
+def folder(path, kind, rows=ROWS, splits=("train", "test"), apart=True):
     path.mkdir()
     for split in splits:
-        data = Dataset.from_dict(rows)
+        data = Dataset.from_dict(rows | ({"text": [f"{split} {text}" for text in rows["text"]]} if apart else {}))
         {"parquet": data.to_parquet, "csv": data.to_csv, "jsonl": data.to_json}[kind](path / f"{split}.{kind}")
     return path
 
@@ -23,8 +23,29 @@ def folder(path, kind, rows=ROWS, splits=("train", "test")):
 def test_local_files_of_every_kind(tmp_path, kind):
     data = load(TASK, folder(tmp_path / "d", kind))
     assert {split: len(part) for split, part in data.items()} == {"train": 17, "validation": 3, "test": 20}
-    assert data["test"]["text"][:] == ROWS["text"] and data["test"]["label"][:] == ROWS["label"]
-    assert sorted(data["train"]["text"][:] + data["validation"]["text"][:]) == sorted(ROWS["text"])
+    assert data["test"]["text"][:] == [f"test {text}" for text in ROWS["text"]] and data["test"]["label"][:] == ROWS["label"]
+    assert sorted(data["train"]["text"][:] + data["validation"]["text"][:]) == sorted(f"train {text}" for text in ROWS["text"])
+
+
+@pytest.mark.parametrize("limit", [None, 12])
+def test_no_text_is_in_two_splits(tmp_path, limit):
+    """A text that comes twice stays in the split that is used last: what is tested or calibrated on is not trained on."""
+    path = folder(tmp_path / "d", "csv", splits=tasks.SPLITS)
+    for split, extra in (("train", ["both", "twice", "twice", "test text 1"]), ("validation", ["both", "test text 2"])):
+        rows = Dataset.from_csv(str(path / f"{split}.csv")).to_list()
+        rows[: len(extra)] = [{"text": text, "label": 0} for text in extra]
+        Dataset.from_list(rows).to_csv(path / f"{split}.csv")
+    data = load(TASK, path, limit={split: limit for split in tasks.SPLITS} if limit else {"validation": 20})
+    texts = {split: data[split]["text"][:] for split in tasks.SPLITS}
+    assert not any(set(texts[a]) & set(texts[b]) for a, b in (("train", "validation"), ("train", "test"), ("validation", "test")))
+    if not limit:
+        assert [len(texts[split]) for split in tasks.SPLITS] == [18, 19, 20]
+        assert texts["train"].count("twice") == 2 and "both" in texts["validation"]
+
+
+def test_nothing_left_to_train_on(tmp_path):
+    with pytest.raises(ValueError, match="every training text is also in validation or test"):
+        load(TASK, folder(tmp_path / "d", "csv", apart=False))
 
 
 def test_a_task_of_your_own_is_one_entry(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ def setting():
     torch.manual_seed(0)
     task = tasks.find("sentiment")
     data = tasks.load(task, limit=SIZES)
-    return Backbone(fresh_model("demo", task)), tokenizer_of("demo", task), data["validation"], task
+    return Backbone(fresh_model("demo", task)), tokenizer_of("demo"), data["validation"], task
 
 
 def write_states(folder, n=50, layers=4, d=6, classes=3, chunk=16, seed=0):
@@ -322,7 +322,7 @@ def test_standardised_classifier_folds_to_the_same_function():
         MobileBertConfig(vocab_size=300, num_hidden_layers=2, hidden_size=32, intra_bottleneck_size=16, embedding_size=16,
                          intermediate_size=32, num_attention_heads=2, max_position_embeddings=64, num_labels=3)
     ).eval()  # fmt: skip
-    tokenizer = tokenizer_of("demo", None)
+    tokenizer = tokenizer_of("demo")
     rows = tokenise(tokenizer, tasks.load("sentiment", limit=SIZES)["test"], ("text",), 40)
     standardise_classifier(model, tokenizer, rows)
     batch = collate(tokenizer, rows[:8])
@@ -336,7 +336,7 @@ def test_standardised_classifier_folds_to_the_same_function():
 def test_a_checkpoint_with_another_number_of_labels_is_refused(tmp_path):
     model = fresh_model("demo", tasks.find("topics"))
     model.save_pretrained(tmp_path)
-    tokenizer_of("demo", None).save_pretrained(tmp_path)
+    tokenizer_of("demo").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="fine-tuned for 4 outputs, sentiment has 2"):
         load_fine_tuned(tmp_path, "sentiment")
 
