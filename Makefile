@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # --nolock and --rerun-incomplete: a killed run leaves no lock behind and half-made outputs are made again
 figures: $(STAMP)
-	PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --cores $(CORES) --nolock --rerun-incomplete --keep-going --quiet rules --configfile notebooks/profiles/$(PROFILE).yaml
+	PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --cores $(CORES) --nolock --rerun-incomplete --keep-going --quiet rules --configfile notebooks/profiles/$(PROFILE).yaml $(if $(LOCAL),--config local=$(LOCAL))
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

@@ -2,6 +2,7 @@
 
     make figures                          the default profile
     make figures PROFILE=cpu              another one
+    make figures PROFILE=cpu LOCAL=path   models and data from path/models and path/datasets, not from the Hub
 
 A profile (notebooks/profiles/NAME.yaml) names the training runs, task x model x seed, and the parameters of the other
 notebooks. A notebook runs again when it, the package, its parameters or what it reads has changed, and only then.
@@ -19,6 +20,10 @@ PARAMETERS = config["parameters"]
 STAGES = ["02_fine_tuning", "03_early_heads", "04_meta_classifiers", "05_scores"]
 # what a stage does not know yet is not given to it, so that changing it leaves that stage alone
 LATER = {"02_fine_tuning": {"early", "meta"}, "03_early_heads": {"meta"}}
+LOCAL = config.get("local")  # a folder with models/NAME and datasets/TASK instead of the Hub
+for run in config.get("runs", []) if LOCAL else ():
+    base = os.path.relpath(LOCAL, "notebooks")
+    run |= {"model": f"{base}/models/{Path(run['model']).name}", "source": f"{base}/datasets/{run['task']}"}
 RUNS = {f"{run['task']}-{Path(run['model']).name}-{run.get('seed', 0)}": run for run in config.get("runs", [])}
 THREADS = config.get("threads", 1)
 AFTER_RUNS = config.get("after_runs", [])  # notebooks that read what the runs left
@@ -41,10 +46,21 @@ EXECUTE = (
 )
 
 
+EXECUTED = expand(f"{OUT}/{{notebook}}.ipynb", notebook=PARAMETERS) + expand(f"{OUT}/runs/{{run}}/{{stage}}.ipynb", run=RUNS, stage=STAGES)
+
+
 rule all:
     input:
-        expand(f"{OUT}/{{notebook}}.ipynb", notebook=PARAMETERS),
-        expand(f"{OUT}/runs/{{run}}/{{stage}}.ipynb", run=RUNS, stage=STAGES),
+        f"{FIGURES}/index.html",
+
+
+rule gallery:
+    input:
+        EXECUTED,
+    output:
+        f"{FIGURES}/index.html",
+    shell:
+        "python -m cats.gallery {input:q}"
 
 
 rule notebook:
@@ -75,7 +91,14 @@ def before(wildcards):
 
 def settings(wildcards):
     values = {"folder": f"{OUT}/runs/{wildcards.run}"} | RUNS[wildcards.run]
+    if wildcards.stage == STAGES[-1] and "ship" in config:
+        values["ship"] = config["ship"]
     return json.dumps({name: value for name, value in values.items() if name not in LATER.get(wildcards.stage, ())})
+
+
+def asked(wildcards, what, default):
+    """What a cluster is asked for: megabytes, minutes, GPUs."""
+    return config.get("resources", {}).get(wildcards.stage, {}).get(what, default)
 
 
 rule stage:
@@ -92,5 +115,9 @@ rule stage:
     log:
         f"{OUT}/runs/{{run}}/{{stage}}.log",
     threads: THREADS
+    resources:
+        mem_mb=lambda wildcards: asked(wildcards, "mem_mb", 8000),
+        runtime=lambda wildcards: asked(wildcards, "runtime", 240),
+        gpu=lambda wildcards: asked(wildcards, "gpu", 0),
     shell:
         EXECUTE

@@ -1,0 +1,62 @@
+"""One page with everything: figures/index.html, from the executed notebooks and what they left in figures/.
+
+    python -m cats.gallery build/demo/*.ipynb
+
+For every notebook: what it shows (its first cell), its pictures and tables, and its reading of the result (its last output).
+"""
+
+import html
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+from nbconvert.filters import markdown2html
+
+from cats.files import FIGURES, writing
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+nav { columns: 2; font-size: .9rem } section { border-top: 1px solid #ccc; margin-top: 2rem }
+img { max-width: 100%; display: block; margin: 1rem 0 } .wide { overflow-x: auto }
+table { border-collapse: collapse; font-size: .85rem } td, th { padding: .15rem .6rem; text-align: left; border-bottom: 1px solid #eee; white-space: nowrap }
+figcaption, footer { color: #666; font-size: .85rem }
+"""
+
+
+def section(path, figures=FIGURES):
+    """One executed notebook as (title, HTML)."""
+    path, notebook = Path(path), nbformat.read(path, as_version=4)
+    intro = next(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    title, _, intro = intro.lstrip("# ").partition("\n")
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    read = [output["data"]["text/markdown"] for output in outputs if "text/markdown" in output.get("data", {})]
+    if path.parent.name != path.stem and path.parent.parent.name == "runs":  # a stage of a training run
+        pattern, title = f"{path.stem}*-{path.parent.name}", f"{title} ({path.parent.name})"
+    else:
+        pattern = f"{path.stem}*"
+    parts = [markdown2html(intro)]
+    for picture in sorted(Path(figures).glob(f"{pattern}.png")):
+        links = ", ".join(f'<a href="{file.name}">{file.suffix[1:]}</a>' for file in sorted(Path(figures).glob(f"{picture.stem}.*")))
+        parts.append(f'<figure><img src="{picture.name}" alt="{html.escape(picture.stem)}"><figcaption>{picture.stem}: {links}</figcaption></figure>')
+    for table in sorted(Path(figures).glob(f"{pattern}.md")):
+        parts.append(f'<div class="wide">{markdown2html(table.read_text())}</div>')
+    return title, "\n".join([*parts, *(markdown2html(read[-1]) for _ in read[-1:])])
+
+
+def write(paths, figures=FIGURES):
+    """figures/index.html from executed notebooks."""
+    found = sorted({Path(path) for path in paths}, key=lambda path: (path.stem, path.parent.name))
+    sections = [(re.sub(r"\W+", "-", f"{path.stem}-{path.parent.name}"), *section(path, figures)) for path in found]
+    links = "\n".join(f'<a href="#{name}">{html.escape(title)}</a><br>' for name, title, _ in sections)
+    body = "\n".join(f'<section id="{name}"><h2>{html.escape(title)}</h2>{content}</section>' for name, title, content in sections)
+    with writing(Path(figures) / "index.html") as aside:
+        aside.write_text(
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>cats: every figure and table</title>'
+            f"<style>{STYLE}</style><h1>cats: every figure and table</h1><nav>{links}</nav>{body}<footer>Made by make figures.</footer></html>\n"
+        )
+    return Path(figures) / "index.html"
+
+
+if __name__ == "__main__":
+    print(write(sys.argv[1:]))
