@@ -262,3 +262,23 @@ def by_layer(table, temperature=None):
             row["ece"] = calibration_error(softmax[:, k], correct[:, k])
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def recalibrate(table, n, settings, epsilons, trials=50, seed=0, measure="meta"):
+    """Calibrate on n random inputs, again and again, and look at all the others: a tidy frame, a row a trial.
+
+    settings   (method, delta) of methods with one threshold for all layers; delta is None where the method has none
+    Columns: method, delta, epsilon, trial, n, threshold (`inf` where n is too small), risk, layers.
+    """
+    cal, depth = CalibrationSet(table.scores(measure), table.consistent), np.indices(table.logits.shape[:2])[1] + 1
+    steps, rows = cal.events.steps(depth), []
+    levels = [probability(epsilon, "epsilon") for epsilon in epsilons]
+    for trial in range(trials):
+        keep = np.random.default_rng([seed, trial]).permutation(len(table)) < n
+        given, rest, layers = cal.part(keep), cal.part(~keep), cal.events.curve(depth, steps, ~keep)
+        for method, delta in settings:
+            calibrator = find_method(method, {} if delta is None else {"delta": delta})
+            found = calibrator.thresholds(given, levels, **({} if delta is None else {"delta": delta}))[:, 0]
+            for epsilon, t, errors, total in zip(epsilons, found, rest.errors(found), layers(found)):
+                rows.append((method, delta, epsilon, trial, n, t, errors / rest.n, total / rest.n))
+    return pd.DataFrame(rows, columns=["method", "delta", "epsilon", "trial", "n", "threshold", "risk", "layers"])

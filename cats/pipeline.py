@@ -182,6 +182,8 @@ class Run:
 
     def table(self, split):
         """The ScoreTable of `validation` or `test`: neither was ever trained on. Scores are computed in float32."""
+        if split not in ("validation", "test"):
+            raise ValueError(f"tables are made of validation and test, which were never trained on, not of {split!r}; see `scored`")
         path, heads, metas = self.folder / f"{split}.safetensors", self.heads, self.metas
         settings = {"heads": _hash(heads), "meta": _hash(metas), "data": tasks.fingerprint(self.data[split]), "max_length": self.max_length}
 

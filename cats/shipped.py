@@ -59,7 +59,7 @@ def add(run, folder=FOLDER):
         with writing(folder / name) as aside:
             shutil.copyfile(run.folder / f"{what}.safetensors", aside)
         entries[name] = about | {"sha256": sha256(folder / name), "bytes": (folder / name).stat().st_size}
-        if what in run.data:
+        if what in ("validation", "test"):
             entries[name] |= {"inputs": len(run.data[what]), "data": run.table(what).metadata["data"]}
     write_json(folder / "manifest.json", entries)
     return folder

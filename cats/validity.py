@@ -270,15 +270,38 @@ def _tune(scores, consistent, epsilon, rng, candidates=200):
 
 def random_splits(values, n, epsilon, trials=2000, seed=0, alarm=1e-5, claim="random splits of one pool"):
     """Over random splits of a fixed pool of values without ties the number covered is BetaBinomial, on any data."""
-    rng, n_test = np.random.default_rng(seed), len(values) - n
-    law = covered_law(n, n_test, epsilon)
+    rng = np.random.default_rng(seed)
+    counts = covered_counts(values, n, len(values) - n, epsilon, trials, rng)
+    return covered_check(claim, counts, n, len(values) - n, epsilon, rng, alarm)
+
+
+def covered_counts(values, n, n_test, epsilon, trials, rng, quantile=conformal_quantile, seen=0):
+    """How many of n_test inputs are covered by the quantile of n others, one number a random split of a pool of values.
+
+    quantile, seen   for controls: a wrong quantile; test inputs that were calibrated on, so many of them
+    """
     counts = np.empty(trials, int)
     for i in range(trials):
-        shuffled = rng.permutation(values)
-        counts[i] = (shuffled[n:] <= conformal_quantile(shuffled[:n], 1 - exact(epsilon))).sum()
-    jitter = rng.random(trials)  # a discrete law becomes uniform when its jumps are filled at random
+        drawn = rng.permutation(values)[: n + n_test]
+        counts[i] = (drawn[n - seen :][:n_test] <= quantile(drawn[:n], 1 - exact(epsilon))).sum()
+    return counts
+
+
+def covered_check(claim, counts, n, n_test, epsilon, rng, alarm):
+    """Counts against their BetaBinomial law: a discrete law becomes uniform when its jumps are filled at random."""
+    law, jitter = covered_law(n, n_test, epsilon), rng.random(len(counts))
     uniform = law.cdf(counts - 1) + jitter * law.pmf(counts)
-    return uniform_check(claim, f"{trials:,} splits, n={n}, {n_test} test, ε={epsilon}", "BetaBinomial", uniform, alarm)
+    return uniform_check(claim, f"{len(counts):,} splits, n={n}, {n_test} test, ε={epsilon}", "BetaBinomial", uniform, alarm)
+
+
+def untied(table, measure="meta", seed=0):
+    """V of `first_exit` for every input of a table, with ties broken at random: scores become ranks in the whole table, and
+    inputs without an inconsistent record (V = -inf) get random places below them."""
+    scores, rng = table.scores(measure), np.random.default_rng(seed)
+    ranks = np.empty(scores.shape)
+    ranks.flat[np.lexsort((rng.random(scores.size), scores.ravel()))] = np.arange(scores.size)
+    values = worst_score(ranks, table.consistent, only_records=True)
+    return np.where(np.isneginf(values), -1 - rng.random(len(values)), values)
 
 
 # --- what must fail -----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import cats
 import oracles
 from cats import METHODS
 from cats.calibration import CalibrationSet, exact, naive
-from cats.evaluation import auroc, by_layer, calibration_error, split
+from cats.evaluation import auroc, by_layer, calibration_error, recalibrate, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 
@@ -140,3 +140,18 @@ def test_report_by_layer():
     before = by_layer(table, temperature)["ece_before"]
     assert before[1] == pytest.approx(report["ece"][1]) and before[0] != pytest.approx(report["ece"][0])
     assert "correlation" in by_layer(regression_table()) and "ece" not in by_layer(regression_table())
+
+
+def test_recalibrate_is_calibrate_on_part_of_a_table():
+    """Each row against `calibrate` on the inputs drawn and exits of all the others."""
+    table, methods = cats.Synthetic(layers=5).table(120), [("first_exit", None), ("shared", None), ("pac", 0.1)]
+    frame = recalibrate(table, 40, methods, [0.01, 0.2], trials=3, seed=7)
+    assert len(frame) == 3 * 3 * 2 and np.isinf(frame[(frame["epsilon"] == 0.01)]["threshold"]).all()
+    agree = np.column_stack([table.consistent, np.ones(len(table), bool)])
+    for row in frame.itertuples():
+        keep = np.random.default_rng([7, row.trial]).permutation(len(table)) < 40
+        options = {"delta": 0.1} if row.method == "pac" else {}
+        taus = cats.calibrate(table.scores()[keep], table.consistent[keep], row.epsilon, row.method, **options)
+        exits = cats.exit_layers(table.scores()[~keep], taus)
+        assert taus[0] == row.threshold and np.isclose(exits.mean(), row.layers)
+        assert np.isclose(1 - agree[~keep][np.arange(80), exits - 1].mean(), row.risk)
