@@ -17,8 +17,8 @@ from cats.files import FIGURES, writing
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-nav { columns: 2; font-size: .9rem } section { border-top: 1px solid #ccc; margin-top: 2rem }
-img { max-width: 100%; display: block; margin: 1rem 0 } .wide { overflow-x: auto }
+nav { columns: 2; font-size: .9rem } section { border-top: 1px solid #ccc; margin-top: 2rem; overflow-x: auto }
+img { max-width: min(100%, 42rem); display: block; margin: 1rem 0 } .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: .85rem } td, th { padding: .15rem .6rem; text-align: left; border-bottom: 1px solid #eee; white-space: nowrap }
 figcaption, footer { color: #666; font-size: .85rem }
 """
