@@ -277,8 +277,8 @@ def recalibrate(table, n, settings, epsilons, trials=50, seed=0, measure="meta")
         keep = np.random.default_rng([seed, trial]).permutation(len(table)) < n
         given, rest, layers = cal.part(keep), cal.part(~keep), cal.events.curve(depth, steps, ~keep)
         for method, delta in settings:
-            calibrator = find_method(method, {} if delta is None else {"delta": delta})
-            found = calibrator.thresholds(given, levels, **({} if delta is None else {"delta": delta}))[:, 0]
+            options = {} if delta is None else {"delta": delta}
+            found = find_method(method, options).thresholds(given, levels, **options)[:, 0]
             for epsilon, t, errors, total in zip(epsilons, found, rest.errors(found), layers(found)):
                 rows.append((method, delta, epsilon, trial, n, t, errors / rest.n, total / rest.n))
     return pd.DataFrame(rows, columns=["method", "delta", "epsilon", "trial", "n", "threshold", "risk", "layers"])

@@ -31,17 +31,16 @@ def section(path, figures=FIGURES):
     title, _, intro = intro.lstrip("# ").partition("\n")
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     read = [output["data"]["text/markdown"] for output in outputs if "text/markdown" in output.get("data", {})]
-    if path.parent.name != path.stem and path.parent.parent.name == "runs":  # a stage of a training run
+    pattern = f"{path.stem}*"
+    if path.parent.parent.name == "runs":  # a stage of a training run
         pattern, title = f"{path.stem}*-{path.parent.name}", f"{title} ({path.parent.name})"
-    else:
-        pattern = f"{path.stem}*"
     parts = [markdown2html(intro)]
     for picture in sorted(Path(figures).glob(f"{pattern}.png")):
         links = ", ".join(f'<a href="{file.name}">{file.suffix[1:]}</a>' for file in sorted(Path(figures).glob(f"{picture.stem}.*")))
         parts.append(f'<figure><img src="{picture.name}" alt="{html.escape(picture.stem)}"><figcaption>{picture.stem}: {links}</figcaption></figure>')
     for table in sorted(Path(figures).glob(f"{pattern}.md")):
         parts.append(f'<div class="wide">{markdown2html(table.read_text())}</div>')
-    return title, "\n".join([*parts, *(markdown2html(read[-1]) for _ in read[-1:])])
+    return title, "\n".join(parts + [markdown2html(text) for text in read[-1:]])
 
 
 def write(paths, figures=FIGURES):

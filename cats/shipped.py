@@ -16,7 +16,8 @@ from cats.files import DATA, sha256, write_json, writing
 from cats.tables import ScoreTable
 
 FOLDER = Path(os.environ.get("CATS_TABLES", DATA / "tables"))  # the variable: figures of your own tables
-KEPT = ("validation", "test", "heads", "meta")  # files of a run's folder
+SPLITS = ("validation", "test")
+KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder
 
 
 def manifest(folder=FOLDER):
@@ -51,16 +52,14 @@ def table(task, backbone, split="test", folder=FOLDER):
 def add(run, folder=FOLDER):
     """Copy a finished run's tables, heads and meta classifiers, and enter them in the manifest."""
     folder, entries = Path(folder), manifest(folder)
-    for split in ("validation", "test"):
-        run.table(split)  # made now if it is not there
+    tables = {split: run.table(split) for split in SPLITS}  # made now if they are not there
     for what in KEPT:
         about = {"task": run.task.name, "backbone": run.backbone_name, "seed": run.seed, "what": what, "layers": run.backbone.n_layers}
         name = f"{about['task']}-{about['backbone']}-{what}.safetensors"
         with writing(folder / name) as aside:
             shutil.copyfile(run.folder / f"{what}.safetensors", aside)
         entries[name] = about | {"sha256": sha256(folder / name), "bytes": (folder / name).stat().st_size}
-        if what in ("validation", "test"):
-            entries[name] |= {"inputs": len(run.data[what]), "data": run.table(what).metadata["data"]}
+        if what in tables:
+            entries[name] |= {"inputs": len(tables[what]), "data": tables[what].metadata["data"]}
     write_json(folder / "manifest.json", entries)
     return folder
-
