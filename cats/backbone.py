@@ -323,17 +323,8 @@ class Backbone:
         hidden, mask = state.hidden[rows, :width], mask[:, :width]
         return replace(state, hidden=hidden, mask=mask, context=self.glue.context(hidden, mask))
 
-    def pack(self, states, rows):
-        """Neighbours among states of the same layer joined as long as they have at most so many rows; their order stays."""
-        packed = []
-        for state in states:
-            if packed and len(packed[-1].hidden) + len(state.hidden) <= rows:
-                packed[-1] = self._join(packed[-1], state)
-            else:
-                packed.append(state)
-        return packed
-
-    def _join(self, first, second):
+    def join(self, first, second) -> State:
+        """The rows of two states of the same layer as one."""
         width = max(first.mask.shape[1], second.mask.shape[1])
         pad = lambda tensor, *rest: nn.functional.pad(tensor, (*rest, 0, width - tensor.shape[1]))
         hidden = torch.cat([pad(state.hidden, 0, 0) for state in (first, second)])

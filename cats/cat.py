@@ -31,7 +31,6 @@ from cats.pipeline import load_module, save_module, scores_of, table_of
 from cats.tables import TAU, ScoreTable
 
 FORMAT = "cats.CAT/1"
-GROUP = 4  # batches that go through the layers side by side
 RUNTIME_MEASURES = [measure for measure in measures.MEASURES if measure != "random"]
 
 
@@ -135,13 +134,13 @@ class CAT:
             self._sets[measure, columns] = calibration.CalibrationSet(scores, consistent)
         return self._sets[measure, columns]
 
-    def predict(self, texts, epsilon=0.05, batch_size=32, *, method="first_exit", measure=None, exit_layers=None, thresholds=None, group=GROUP, **options):
+    def predict(self, texts, epsilon=0.05, batch_size=32, *, method="first_exit", measure=None, exit_layers=None, thresholds=None, **options):
         """Predictions that agree with F as often as the method promises; see cats.calibrate for methods and options.
 
         texts       a list of strings, or of pairs where F reads two texts. They are batched by length; the results come
                     back in their order
         thresholds  (l-1,) to use these instead of calibrated ones; all `inf` runs F itself
-        group       how many batches go through the layers side by side: more is faster, each holds its hidden states in memory
+        batch_size  at most so many rows are in memory, so a CAT needs no more of it than F with batches of this size
         """
         measure = measure or self.measure
         if thresholds is None:
@@ -150,13 +149,11 @@ class CAT:
         columns = [f"text{i + 1}" for i in range(len(rows[0]))] if rows else []
         tokens = tokenise(self.tokenizer, tasks.from_texts(columns, rows), columns, self.max_length)
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
-        logits = np.zeros((len(tokens), self.backbone.num_labels), np.float32)
-        exits, confidences = np.zeros(len(tokens), int), np.ones(len(tokens))
-        for start in range(0, len(order), group * batch_size):
-            some = order[start : start + group * batch_size]
-            parts = [some[i : i + batch_size] for i in range(0, len(some), batch_size)]
-            batches = [collate(self.tokenizer, [tokens[i] for i in part], self.backbone.extra_padding) for part in parts]
-            logits[some], exits[some], confidences[some] = self.run(batches, thresholds, measure)
+        # half for the batch that is on its way, half for those that wait: see `run`
+        parts = [order[i : i + fresh(batch_size)] for i in range(0, len(order), fresh(batch_size))]
+        batches = (collate(self.tokenizer, [tokens[i] for i in part], self.backbone.extra_padding) for part in parts)
+        back = np.argsort(order)
+        logits, exits, confidences = (found[back] for found in self.run(batches, thresholds, measure))
         table = self.table
         said = logits[:, 0] if table.regression else logits.argmax(axis=1)
         p = logits if table.regression else torch.softmax(torch.from_numpy(logits), -1).numpy()
@@ -166,47 +163,25 @@ class CAT:
     def run(self, batches, thresholds, measure="meta", decide=None):
         """Tokenised batches through the layers, rows leaving as they exit: logits (rows, C), exit layers, confidences.
 
-        Batches go side by side, layer by layer. Where the rows left of two fit into one batch they go on together, so late
-        layers, which few rows reach, do not run on nearly empty batches.
+        A batch of which a quarter is left waits there for what is left of the next ones, and they go on together: late
+        layers, which few rows reach, do not run on nearly empty batches. Those waiting are never more than a batch.
 
         decide  overrides the rule, as decide(k, scores of the rows left, their numbers) to a mask: to replay known exits
         """
-        backbone, l, device = self.backbone, self.backbone.n_layers, self.backbone.model.device
-        bars, open_layers = as_float32(thresholds), np.flatnonzero(np.asarray(thresholds) < np.inf) + 1
-        last = l - 1 if decide else max(open_layers, default=0)  # nothing can leave early after this layer
-        plain = device.type == "cpu" and not self.autocast and backbone.model.dtype == torch.float32
-        sizes = [len(batch["input_ids"]) for batch in batches]
-        rows = np.arange(sum(sizes))
-        scorer = Scorer(self, measure, len(rows))
-        logits = np.empty((len(rows), backbone.num_labels), np.float32)
-        exits, confidences = np.full(len(rows), l), np.ones(len(rows))
-        with mixed(self.autocast, device):
-            states = [backbone.start(batch) for batch in batches]
-            for k in range(1, l + 1):
-                for i in range(len(states)):  # one by one, so that what came before is freed at once
-                    states[i] = backbone.step(states[i], k)
-                if k > last or not (decide or scorer.needs_all or bars[k - 1] < np.inf):
-                    continue
-                cls = backbone.cls(states[0]) if len(states) == 1 else torch.cat([backbone.cls(state) for state in states])
-                early, scores = scorer(k, cls if plain else cls.float().cpu())
-                leaves = decide(k, scores, rows) if decide else scores > bars[k - 1]
-                if not leaves.any():
-                    continue
-                gone, stays = rows[leaves], np.flatnonzero(~leaves)
-                logits[gone], exits[gone], confidences[gone] = early[leaves], k, scores[leaves]
-                if not len(stays):
-                    return logits, exits, confidences
-                rows = rows[stays]
-                scorer.keep(stays)
-                states = backbone.pack(self._without(states, leaves), max(sizes))
-            logits[rows] = torch.cat([backbone.finish(state) for state in states]).float().cpu().numpy()
-        return logits, exits, confidences
-
-    def _without(self, states, leaves):
-        """The states without the rows that leave; those that lose none stay as they are."""
-        parts = np.split(leaves, np.cumsum([len(state.mask) for state in states])[:-1])
-        left = [(state, part) for state, part in zip(states, parts) if not part.all()]
-        return [self.backbone.keep(state, torch.from_numpy(np.flatnonzero(~part))) if part.any() else state for state, part in left]
+        loop = Loop(self, thresholds, measure, decide)
+        waiting, n, room = None, 0, 0
+        with mixed(self.autocast, self.backbone.model.device):
+            for batch in batches:
+                size = len(batch["input_ids"])
+                room = max(room, size)
+                flight = Flight(self.backbone.start(batch), np.arange(n, n + size), Scorer(self, measure, size))
+                n += size
+                waiting = loop.meet(waiting, loop.advance(flight, rows=room // 4))
+                if waiting and len(waiting.rows) > room - room // 4:
+                    waiting = loop.advance(waiting)
+            if waiting:
+                loop.advance(waiting)
+        return loop.results(n)
 
     # --- keeping it ---
 
@@ -286,6 +261,68 @@ class CAT:
         )  # fmt: skip
 
 
+class Flight:
+    """Rows on their way through the layers together: F's state, their numbers, and what scoring remembers of them."""
+
+    def __init__(self, state, rows, scorer):
+        self.state, self.rows, self.scorer = state, rows, scorer
+
+
+class Loop:
+    """One call of `run`: which rows leave after which layer, and what they leave with."""
+
+    def __init__(self, cat, thresholds, measure, decide):
+        self.backbone, self.decide, self.bars = cat.backbone, decide, as_float32(thresholds)
+        device, l = cat.backbone.model.device, cat.backbone.n_layers
+        self.last = l - 1 if decide else max(np.flatnonzero(self.bars < np.inf) + 1, default=0)  # nothing leaves early after it
+        self.plain = device.type == "cpu" and not cat.autocast and cat.backbone.model.dtype == torch.float32
+        self.left = []  # (rows, logits, layer, confidences) of those that have left
+
+    def advance(self, flight, rows=0, layer=None):
+        """On through the layers until at most so many rows are left, or after `layer`; None when nobody is."""
+        backbone, l = self.backbone, self.backbone.n_layers
+        while len(flight.rows) > rows and flight.state.layer < (layer or l):
+            k = flight.state.layer + 1
+            flight.state = backbone.step(flight.state, k)
+            if k <= self.last and (self.decide or flight.scorer.needs_all or self.bars[k - 1] < np.inf):
+                self.leave(flight, k)
+        if len(flight.rows) and flight.state.layer == l:
+            self.left.append((flight.rows, backbone.finish(flight.state).float().cpu().numpy(), l, np.ones(len(flight.rows))))
+            return None
+        return flight if len(flight.rows) else None
+
+    def leave(self, flight, k):
+        """The rows that exit at layer k leave the flight."""
+        cls = self.backbone.cls(flight.state)
+        early, scores = flight.scorer(k, cls if self.plain else cls.float().cpu())
+        leaves = self.decide(k, scores, flight.rows) if self.decide else scores > self.bars[k - 1]
+        if leaves.any():
+            self.left.append((flight.rows[leaves], early[leaves], k, scores[leaves]))
+            stays = np.flatnonzero(~leaves)
+            flight.rows = flight.rows[stays]
+            if len(stays):
+                flight.scorer.keep(stays)
+                flight.state = self.backbone.keep(flight.state, torch.from_numpy(stays))
+
+    def meet(self, first, second):
+        """Two flights as one: the one behind comes up to the other first. Either may be None."""
+        if first and second and first.state.layer != second.state.layer:
+            behind, ahead = sorted((first, second), key=lambda flight: flight.state.layer)
+            first, second = self.advance(behind, layer=ahead.state.layer), ahead
+        if not (first and second):
+            return first or second
+        first.scorer.join(second.scorer)
+        return Flight(self.backbone.join(first.state, second.state), np.concatenate([first.rows, second.rows]), first.scorer)
+
+    def results(self, n):
+        """Logits (n, C), exit layers and confidences, by row number."""
+        logits = np.empty((n, self.backbone.num_labels), np.float32)
+        exits, confidences = np.empty(n, int), np.empty(n)
+        for rows, said, layer, scores in self.left:
+            logits[rows], exits[rows], confidences[rows] = said, layer, scores
+        return logits, exits, confidences
+
+
 class Scorer:
     """Early predictions and their confidence, layer after layer, for the rows still there: what a layer needs of the past.
 
@@ -305,6 +342,11 @@ class Scorer:
         """Forget the rows that have left."""
         self.x, self.unscaled, self.streak = self.x[rows], self.unscaled[rows], self.streak[rows]
         self.before = None if self.before is None else self.before[rows]
+
+    def join(self, other):
+        """Take in the rows of another, which has come as far."""
+        for name in ("x", "unscaled", "streak") + (() if self.before is None else ("before",)):
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
 
     def __call__(self, k, cls):
         """Logits with temperature (rows, C) and scores (rows,) of layer k, counted from 1, from [CLS] (rows, d), a float32 tensor."""
@@ -364,6 +406,11 @@ class Scorer:
 def linear(x, weight, bias):
     """x W + b by torch, as an array: NumPy's BLAS has threads of its own, which go on spinning and take the cores from F's layers."""
     return torch.addmm(torch.from_numpy(bias), x, torch.from_numpy(weight)).numpy()
+
+
+def fresh(batch_size):
+    """Rows of a new batch when at most `batch_size` rows may be in memory, those that wait included."""
+    return max(1, batch_size // 2)
 
 
 def as_float32(thresholds):

@@ -13,6 +13,7 @@ from torch.nn import functional as f
 from tqdm.auto import tqdm
 
 D_E = 32
+UPDATES = 1000  # on a few thousand inputs five or twenty epochs would be too few
 
 
 def stacked(layers, inputs, outputs):
@@ -86,16 +87,19 @@ def moments(states):
     return mean.float(), std.clamp_min(1e-4 * std.mean() + 1e-12).float()
 
 
-def train(module, states, prepare, loss, *, epochs, batch_size, learning_rate, weight_decay=0.01, seed=0, desc="training"):
+def train(module, states, prepare, loss, *, epochs=None, at_least=1, batch_size, learning_rate, weight_decay=0.01, seed=0, desc="training"):
     """AdamW over the chunks of extracted states, with a linear decay; one chunk in memory at a time.
 
     prepare  chunk number to a list of tensors, each with the rows in its dimension 1 (layers come first)
     loss     such a list, cut to a batch, to a loss per layer (l-1,), whose sum is minimised
+    epochs   by default as many as make UPDATES updates, and no fewer than `at_least`: small data needs more of them
     Returns the mean loss per layer of each epoch, (epochs, l-1).
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, weight_decay=weight_decay)
-    updates = epochs * sum(-(-len(states.rows(i)) // batch_size) for i in range(states.n_chunks))
+    an_epoch = sum(-(-len(states.rows(i)) // batch_size) for i in range(states.n_chunks))
+    epochs = epochs or max(at_least, -(-UPDATES // an_epoch))
+    updates = epochs * an_epoch
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / updates))
     history, bar = [], tqdm(total=updates, unit="updates", desc=desc)
     for _ in range(epochs):
@@ -132,7 +136,7 @@ def targets_of(states, labels=None):
     return labels.float() if labels.is_floating_point() else labels.long()
 
 
-def train_heads(states, n_outputs, labels=None, *, history=False, epochs=5, batch_size=64, learning_rate=1e-3, seed=0, **options):
+def train_heads(states, n_outputs, labels=None, *, history=False, epochs=None, batch_size=64, learning_rate=1e-3, seed=0, **options):
     """Early heads from extracted states (D_tune); without labels they learn F's predictions. Returns heads and losses."""
     torch.manual_seed(seed)
     mean, std = moments(states)
@@ -148,7 +152,7 @@ def train_heads(states, n_outputs, labels=None, *, history=False, epochs=5, batc
         heads.b_o.data += targets.mean()
     losses = train(
         heads, states, prepare, lambda batch: layer_losses(heads(batch[0])[0], batch[1]),
-        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed, desc="early heads", **options,
+        epochs=epochs, at_least=5, batch_size=batch_size, learning_rate=learning_rate, seed=seed, desc="early heads", **options,
     )  # fmt: skip
     return heads.fold(mean, std).requires_grad_(False), losses
 

@@ -101,7 +101,7 @@ def consistent(early, full, tau):
     return early.argmax(-1) == full.argmax(-1, keepdim=True)
 
 
-def train_meta(heads, states, *, tau, drop=(), epochs=20, batch_size=128, learning_rate=1e-3, seed=0, **options):
+def train_meta(heads, states, *, tau, drop=(), epochs=None, batch_size=128, learning_rate=1e-3, seed=0, **options):
     """Meta classifiers by binary cross-entropy on F_k = F over D_meta, which needs no labels. Returns them and the losses."""
     torch.manual_seed(seed)
 
@@ -124,7 +124,7 @@ def train_meta(heads, states, *, tau, drop=(), epochs=20, batch_size=128, learni
 
     losses = train(
         meta, states, prepare, loss,
-        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed, desc="meta classifiers", **options,
+        epochs=epochs, at_least=20, batch_size=batch_size, learning_rate=learning_rate, seed=seed, desc="meta classifiers", **options,
     )  # fmt: skip
     return meta.fold(mean, std).requires_grad_(False), losses
 

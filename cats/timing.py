@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from cats.backbone import Backbone
-from cats.cat import CAT, GROUP
+from cats.cat import CAT, fresh
 from cats.heads import Heads
 from cats.meta import Meta
 from cats.tables import ScoreTable
@@ -44,10 +44,10 @@ def seconds(run):
 
 
 class Replay(NamedTuple):
-    """Seconds of each group of batches, medians over repeats, and the spread of the totals."""
+    """Seconds of what was timed together, medians over repeats, and the spread of the totals."""
 
-    full: np.ndarray  # (groups,)
-    early: np.ndarray  # (groups,)
+    full: np.ndarray  # (1,), or one for each input at batch 1
+    early: np.ndarray
     share: float  # mean exit layer as a share of l
     spread: tuple  # smallest and largest ratio of the totals over repeats
 
@@ -62,29 +62,33 @@ def replay(cat, exits, tokens=64, batch_size=1, repeats=5, **options):
     return replays(cat, {"": exits}, tokens, batch_size, repeats, **options)[""]
 
 
-def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, wait=False, measure="meta", group=None, progress=False):
+def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, wait=False, measure="meta", progress=False):
     """Time F, and the CAT on batches of random tokens whose rows exit at the layers of each pattern (a dict of arrays of
     one length, by name); all interleaved, repeat by repeat.
+    At batch 1 every input is timed alone; else all of them at once, as `predict` runs them.
 
-    group  how many batches the CAT takes side by side: as `predict` does, or one by one where the batch is a single input
-    wait   keep finished rows in the batch until the slowest has exited, as most early-exit code does
+    wait  keep finished rows in the batch until the slowest has exited, as most early-exit code does
     """
     l, n = cat.backbone.n_layers, len(next(iter(patterns.values())))
-    group = 1 if wait else group or (GROUP if batch_size > 1 else 1)
     ids = torch.randint(10, 1000, (n, tokens), generator=torch.Generator().manual_seed(0))
-    mask, never = torch.ones_like(ids), np.full(l - 1, np.inf)
-    starts = range(0, n, group * batch_size)
+    cut = lambda some, size: [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in some.split(size)]
+
+    def early_exits(some, leave):
+        never = np.full(l - 1, np.inf)
+        if not wait:
+            return cat.run(cut(some, fresh(batch_size)), never, measure, decide=lambda k, scores, rows: leave[rows] == k)
+        for batch, slowest in zip(cut(some, batch_size), [part.max() for part in np.split(leave, range(batch_size, len(leave), batch_size))]):
+            cat.run([batch], never, measure, decide=lambda k, scores, rows: np.full(len(rows), slowest == k))
+
+    starts, size = (range(n), 1) if batch_size == 1 else ([0], n)
     full, early = np.zeros((repeats + 1, len(starts))), {name: np.zeros((repeats + 1, len(starts))) for name in patterns}
     for r in tqdm(range(repeats + 1), desc="repeats", disable=not progress):  # the first one warms up
         for g, i in enumerate(starts):
-            cuts = range(i, min(i + group * batch_size, n), batch_size)
-            batches = [{"input_ids": ids[j : j + batch_size], "attention_mask": mask[j : j + batch_size]} for j in cuts]
+            some = ids[i : i + size]
             with torch.inference_mode():
-                full[r, g] = seconds(lambda: [cat.backbone.model(**batch) for batch in batches])
+                full[r, g] = seconds(lambda: [cat.backbone.model(**batch) for batch in cut(some, batch_size)])
             for name, exits in patterns.items():
-                leave = np.array(exits[i : i + group * batch_size])
-                rule = lambda k, scores, rows: np.full(len(rows), leave.max() == k) if wait else leave[rows] == k
-                early[name][r, g] = seconds(lambda: cat.run(batches, never, measure, decide=rule))
+                early[name][r, g] = seconds(lambda: early_exits(some, np.array(exits[i : i + size])))
     full = full[1:]
     ratios = {name: times[1:].sum(axis=1) / full.sum(axis=1) for name, times in early.items()}
     return {

@@ -16,6 +16,7 @@ from torch import nn
 import oracles
 from cats import Synthetic, calibrate, evaluate, exit_layers, tasks, timing
 from cats.backbone import Backbone
+from cats.cat import fresh
 from cats.extraction import States, collate, extract, tokenise
 from cats.files import write_json
 from cats.heads import train_heads
@@ -112,22 +113,19 @@ def memory(n=25_000, layers=24, d=2048, chunk=512):
 
 
 def runtime(tokens=64, repeats=5):
-    """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; interleaved, medians.
-
-    `predict` takes four batches side by side, of one input, too; "alone" is one input at a time and nothing beside it.
-    """
+    """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; interleaved, medians."""
     for name in ("BERT 12 x 384", "MobileBERT 24 x 512"):
         torch.manual_seed(0)
         cat = timing.untrained(name)
         table = Synthetic(layers=cat.backbone.n_layers).table(2000)
         thresholds = calibrate(table.scores("meta"), table.consistent, 0.05, method="first_exit")
         exits = exit_layers(table.scores("meta"), thresholds)
-        for what, size, group, n in (("batch 1, alone", 1, 1, 60), ("batch 1", 1, 4, 60), ("batch 32", 32, 4, 256)):
-            found = timing.replay(cat, exits[:n], tokens, size, repeats, group=group)
+        for size, n in ((1, 60), (32, 256)):
+            found = timing.replay(cat, exits[:n], tokens, size, repeats)
             low, high = (ratio / found.share for ratio in found.spread)
-            print(f"runtime: {name}, {tokens} tokens, {what}: T_G/T_F {found.ratio:.3f}, layers_G/l {found.share:.3f},", end=" ")
+            print(f"runtime: {name}, {tokens} tokens, batch {size}: T_G/T_F {found.ratio:.3f}, layers_G/l {found.share:.3f},", end=" ")
             print(f"quotient {found.ratio / found.share:.3f} ({low:.3f} to {high:.3f})")
-            for which, times in (("F", found.full), ("G", found.early)) if group == 1 else ():
+            for which, times in (("F", found.full), ("G", found.early)) if size == 1 else ():
                 print(f"    {which} latency: p50 {np.median(times) * 1e3:.1f} ms, p95 {np.quantile(times, 0.95) * 1e3:.1f} ms")
         peaks = [[in_a_process(_peak, name, which) for which in ("full", "early")] for _ in range(3)]
         print("    peak memory at batch 32 beyond the loaded model, three times:", ", ".join(f"F {f:.0f} and G {g:.0f} MiB" for f, g in peaks))
@@ -136,15 +134,15 @@ def runtime(tokens=64, repeats=5):
 def _peak(name, which):
     """Peak memory of twenty batches of 32, beyond the model itself, in MiB."""
     cat = timing.untrained(name)
-    batch = {"input_ids": torch.randint(1000, 2000, (32, 64)), "attention_mask": torch.ones(32, 64, dtype=torch.long)}
+    batches = lambda size: [{"input_ids": torch.randint(1000, 2000, (size, 64)), "attention_mask": torch.ones(size, 64).long()}] * (4 * 32 // size)
     exits = np.arange(4 * 32) % cat.backbone.n_layers + 1
     before = _peak_memory(reset=True)
     for _ in range(5):
         if which == "full":
             with torch.inference_mode():
-                [cat.backbone.model(**batch) for _ in range(4)]
+                [cat.backbone.model(**batch) for batch in batches(32)]
         else:
-            cat.run([batch] * 4, np.full(cat.backbone.n_layers - 1, np.inf), decide=lambda k, scores, rows: exits[rows] == k)
+            cat.run(batches(fresh(32)), np.full(cat.backbone.n_layers - 1, np.inf), decide=lambda k, scores, rows: exits[rows] == k)
     return _peak_memory() - before
 
 

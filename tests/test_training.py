@@ -10,7 +10,7 @@ from torch import nn
 from cats import exit_layers, tasks
 from cats.backbone import Backbone
 from cats.extraction import States, by_length, collate, extract, keep_cls, tokenise
-from cats.heads import Heads, fit_temperatures, moments, train_heads
+from cats.heads import UPDATES, Heads, fit_temperatures, moments, train_heads
 from cats.meta import FEATURES, Meta, consistent, features, score, train_meta
 from cats.pipeline import Run, load_module, save_module
 from cats.training import fine_tune, fold_classifier, fresh_model, last_checkpoint, load_fine_tuned, standardise_classifier, tokenizer_of
@@ -118,6 +118,17 @@ def test_training_together_equals_training_one_layer_at_a_time(tmp_path):
         expected = torch.tanh((h - mean[k]) / std[k] @ weights[0] + weights[1]) @ weights[2] + weights[3]
         together = heads(cls[:, :-1].transpose(0, 1))[0][k]
         torch.testing.assert_close(together, expected.detach(), atol=1e-3, rtol=1e-3)
+
+
+def test_small_data_gets_as_many_updates_as_large(tmp_path):
+    """Epochs are counted only where they are asked for, or where they come to more."""
+    states, _, logits = write_states(tmp_path / "s")
+    labels = logits.argmax(1).numpy()
+    an_epoch = sum(-(-len(states.rows(i)) // 8) for i in range(states.n_chunks))
+    heads, losses = train_heads(states, 3, labels, batch_size=8)
+    assert len(losses) == -(-UPDATES // an_epoch)
+    assert len(train_heads(states, 3, labels, batch_size=8, epochs=2)[1]) == 2
+    assert len(train_meta(heads, states, tau=0.5, batch_size=8)[1]) == -(-UPDATES // an_epoch)
 
 
 def test_unlabelled_heads_learn_what_f_says(tmp_path):
