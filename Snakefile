@@ -10,6 +10,7 @@ notebooks. A notebook runs again when it, the package, its parameters or what it
 
 import json
 import os
+import shlex
 from glob import glob
 from pathlib import Path
 
@@ -101,6 +102,17 @@ def asked(wildcards, what, default):
     return config.get("resources", {}).get(wildcards.stage, {}).get(what, default)
 
 
+STEP = dict(zip(STAGES, ["model", "heads", "meta", "tables"]))
+
+
+def launch(wildcards):
+    """Several processes do the work first, where the profile says how to start them; the notebook then finds it done."""
+    if "launch" not in config:
+        return ""
+    values = {name: value for name, value in json.loads(settings(wildcards)).items() if name != "ship"}
+    return f"(cd notebooks && {config['launch']} -m cats.pipeline {shlex.quote(json.dumps(values))} --until {STEP[wildcards.stage]}) && "
+
+
 rule stage:
     input:
         notebook="notebooks/{stage}.ipynb",
@@ -108,6 +120,7 @@ rule stage:
         before=before,
     params:
         values=settings,
+        launch=launch,
         running=f"{OUT}/runs/{{run}}/{{stage}}.running.ipynb",
     output:
         f"{OUT}/runs/{{run}}/{{stage}}.ipynb",
@@ -120,4 +133,4 @@ rule stage:
         runtime=lambda wildcards: asked(wildcards, "runtime", 240),
         gpu=lambda wildcards: asked(wildcards, "gpu", 0),
     shell:
-        EXECUTE
+        "{params.launch}" + EXECUTE

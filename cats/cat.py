@@ -102,7 +102,7 @@ class CAT:
             metas, _ = train_meta(heads, states["meta"], tau=tau, seed=seed, **(meta or {}))
             # scores depend on the heads just trained, so these are never resumed from another fit
             shutil.rmtree(work / "calibration", ignore_errors=True)
-            read = lambda cls, logits: scores_of(heads, metas, cls.cpu(), logits.cpu())
+            read = lambda cls, logits: scores_of(heads, metas, cls, logits)
             scored = extract(backbone, tokenizer, calibration, columns, work / "calibration", read=read, reads="scores", **options)
             table = table_of(scored, None, {"split": "calibration"}, tau)
         sizes = {"tuning": len(tuning), "calibration": len(calibration), "labelled": labels is not None}

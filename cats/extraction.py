@@ -98,11 +98,11 @@ def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TO
             with torch.inference_mode():
                 with mixed(autocast, backbone.model.device):
                     cls, logits = backbone.states(collate(tokenizer, [rows[j] for j in batch], backbone.extra_padding))
-                values = read(cls.float(), logits.float())
+                values = read(cls.float().cpu(), logits.float().cpu())
             for name, value in values.items():
                 if name not in parts:
                     parts[name] = torch.empty((len(rows), *value.shape[1:]), dtype=value.dtype)
-                parts[name][batch] = value.cpu()
+                parts[name][batch] = value
             bar.update(len(batch))
         with writing(states.path(i)) as aside:
             save_file(parts, aside)

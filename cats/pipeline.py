@@ -5,9 +5,12 @@
     run.table("validation")                 # does whatever is still missing before it
 
 A step that is there and was made with the same settings from the same inputs is loaded; else it is made. A killed run
-goes on where it was. One set of settings is one folder.
+goes on where it was. One set of settings is one folder. On several GPUs or machines the same, settings as JSON:
+
+    accelerate launch --num_processes 4 -m cats.pipeline '{"task": "imdb", "model": "albert-xlarge-v2", "folder": "build/imdb"}'
 """
 
+import argparse
 import hashlib
 import json
 import shutil
@@ -17,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -88,13 +92,19 @@ class Run:
         data = tasks.load(self.task, self.source, self.seed, self.limit)
         return {**data, **tasks.cut(data["train"], self.seed)}
 
-    def _keep(self, path, settings, make):
-        """Make what belongs at `path`, unless it is there and was made with these settings."""
-        record = path.with_name(f"{path.stem}.settings.json")
+    def _keep(self, path, settings, prepare, make):
+        """Make what belongs at `path`, unless it is there and was made with these settings.
+
+        `prepare` runs F, which all processes share; `make` is small, gets what that returned, and runs in the first one alone.
+        """
+        record, processes = path.with_name(f"{path.stem}.settings.json"), PartialState()
         if not (path.exists() and _says(record, settings)):
-            record.unlink(missing_ok=True)  # until the new file is whole, no old record may vouch for it
-            make()
-            write_json(record, settings)
+            prepared = prepare()
+            if processes.is_main_process:
+                record.unlink(missing_ok=True)  # until the new file is whole, no old record may vouch for it
+                make(prepared)
+                write_json(record, settings)
+            processes.wait_for_everyone()
 
     @cached_property
     def _model(self):
@@ -103,9 +113,10 @@ class Run:
         settings = {"model": str(self.model), "training": self.training, "seed": self.seed}
         settings["data"] = tasks.fingerprint(self.data["train"])
         folder, record = self.folder / "model", self.folder / "model.settings.json"
-        if not _says(record, settings):  # neither a model nor checkpoints of other settings may be taken up
+        if PartialState().is_main_process and not _says(record, settings):  # neither a model nor checkpoints of other settings may be taken up
             shutil.rmtree(folder, ignore_errors=True)
             write_json(record, settings)
+        PartialState().wait_for_everyone()
         if not (folder / "config.json").exists():
             fine_tune(self.task, self.data, self.model, folder, seed=self.seed, **self.training)
         return load_fine_tuned(folder, self.task)
@@ -135,15 +146,16 @@ class Run:
     def _heads(self):
         path = self.folder / "heads.safetensors"
 
-        def make():
+        def make(states):
             options = {name: value for name, value in self.early.items() if name != "labelled"}
-            labels = {part: self.labels(part) if self.early.get("labelled", True) else None for part in ("tune", "scale")}
-            heads, losses = train_heads(self.states("tune"), self.task.n_outputs, labels["tune"], seed=self.seed, **options)
-            fit_temperatures(heads, self.states("scale"), labels["scale"])
+            labels = {part: self.labels(part) if self.early.get("labelled", True) else None for part in states}
+            heads, losses = train_heads(states["tune"], self.task.n_outputs, labels["tune"], seed=self.seed, **options)
+            fit_temperatures(heads, states["scale"], labels["scale"])
             save_module(heads, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint})
 
         settings = {"model": self.backbone.fingerprint, "early": self.early, "seed": self.seed, "max_length": self.max_length}
-        self._keep(path, settings | {"data": tasks.fingerprint(self.data["train"])}, make)
+        settings |= {"data": tasks.fingerprint(self.data["train"])}
+        self._keep(path, settings, lambda: {part: self.states(part) for part in ("tune", "scale")}, make)
         return load_module(Heads, path)
 
     @property
@@ -155,12 +167,12 @@ class Run:
     def _metas(self):
         path, heads = self.folder / "meta.safetensors", self.heads
 
-        def make():
-            meta, losses = train_meta(heads, self.states("meta"), tau=TAU, seed=self.seed, **self.meta)
+        def make(states):
+            meta, losses = train_meta(heads, states, tau=TAU, seed=self.seed, **self.meta)
             save_module(meta, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint})
 
         settings = {"heads": _hash(heads), "meta": self.meta, "seed": self.seed, "data": tasks.fingerprint(self.data["train"])}
-        self._keep(path, settings, make)
+        self._keep(path, settings, lambda: self.states("meta"), make)
         return load_module(Meta, path)
 
     @property
@@ -187,15 +199,14 @@ class Run:
         path, heads, metas = self.folder / f"{split}.safetensors", self.heads, self.metas
         settings = {"heads": _hash(heads), "meta": _hash(metas), "data": tasks.fingerprint(self.data[split]), "max_length": self.max_length}
 
-        def make():
-            scored = extract(
+        def prepare():
+            return extract(
                 self.backbone, self.tokenizer, self.data[split], self.task.columns, self.folder / "scored" / split,
                 max_length=self.max_length, read=lambda cls, logits: scores_of(heads, metas, cls, logits),
                 reads=f"scores of {split} {settings['heads'][:16]} {settings['meta'][:16]}",
             )  # fmt: skip
-            table_of(scored, self.labels(split), self.about(split)).save(path)
 
-        self._keep(path, settings, make)
+        self._keep(path, settings, prepare, lambda scored: table_of(scored, self.labels(split), self.about(split)).save(path))
         return ScoreTable.load(path)
 
     def cat(self, measure="meta"):
@@ -247,3 +258,18 @@ def _hash(module):
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+STEPS = {
+    "model": lambda run: run.backbone,
+    "heads": lambda run: run.heads,
+    "meta": lambda run: run.metas,
+    "tables": lambda run: [run.table(split) for split in ("validation", "test")],
+}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m cats.pipeline", description="One run, up to a step; what is there already is not made again.")
+    parser.add_argument("settings", help="the arguments of cats.pipeline.Run, as JSON")
+    parser.add_argument("--until", choices=STEPS, default="tables")
+    arguments = parser.parse_args()
+    STEPS[arguments.until](Run(**json.loads(arguments.settings)))

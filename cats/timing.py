@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "BERT 12 x 384": {"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 1536},
     "MobileBERT 24 x 512": {"model_type": "mobilebert"},
     "ALBERT-xlarge 24 x 2048": {"model_type": "albert", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 8192},
+    "ALBERT-base 12 x 768": {"model_type": "albert", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "RoBERTa-large 24 x 1024": {"model_type": "roberta", "max_position_embeddings": 514, **LARGE},
 }
 

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments, set_seed
 
@@ -143,10 +144,11 @@ def fine_tune(
 
 
 def load_fine_tuned(folder, task):
-    """A fine-tuned model and its tokenizer; refuses one that was tuned for another number of labels."""
+    """A fine-tuned model, on this process's device, and its tokenizer; refuses one that was tuned for another number of labels."""
     task, backbone = tasks.find(task), Backbone.from_pretrained(folder)
     if backbone.num_labels != task.n_outputs:
         raise ValueError(f"{folder} was fine-tuned for {backbone.num_labels} outputs, {task.name} has {task.n_outputs}")
+    backbone.model.to(PartialState().device)
     return backbone, AutoTokenizer.from_pretrained(folder)
 
 

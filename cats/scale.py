@@ -1,0 +1,90 @@
+"""What a run needs before it is started: work, memory and disk of every stage, from shapes alone.
+
+Models are built on the meta device, where tensors have a shape and no numbers, so RoBERTa-large costs nothing to ask about.
+n is the number of training inputs, l the layers, d the hidden size, T the tokens of an input:
+
+    fine-tuning   work n·epochs·3·F(T), F's own multiply-accumulates; memory 16 bytes a parameter, and what autograd keeps: l·T·d·rows
+    extraction    work n·F(T); disk n·l·d·2 bytes: this is the first wall
+    heads, meta   reading the states once an epoch; memory one chunk of 512·l·d·4 bytes, whatever n
+    tables        disk m·(l·C + l - 1)·4 bytes for m held-out inputs
+"""
+
+import pandas as pd
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from cats import timing
+from cats.backbone import Backbone
+from cats.cost import ends_macs, layer_macs
+from cats.extraction import CHUNK, TOKENS
+
+ADAM = 16  # bytes a parameter: weight, gradient and two moments in float32
+HUB = {
+    "albert-xlarge-v2": "ALBERT-xlarge 24 x 2048",
+    "albert-base-v2": "ALBERT-base 12 x 768",
+    "roberta-large": "RoBERTa-large 24 x 1024",
+    "mobilebert-uncased": "MobileBERT 24 x 512",
+    "bge-small-en-v1.5": "BERT 12 x 384",
+}
+
+
+def shaped(model, n_outputs=2):
+    """A classifier without weights, by its name on the Hub (of those in HUB, so that no network is needed)."""
+    config = AutoConfig.for_model(**timing.ARCHITECTURES[HUB[model.split("/")[-1]]], num_labels=n_outputs)
+    with torch.device("meta"):
+        return Backbone(AutoModelForSequenceClassification.from_config(config, attn_implementation="eager"))
+
+
+def parameters(backbone):
+    """How many numbers F has; ALBERT's layers share theirs."""
+    return sum(tensor.numel() for tensor in backbone.model.parameters())
+
+
+def full_macs(backbone, tokens):
+    """Multiply-accumulates of F for one input."""
+    return sum(layer_macs(backbone, tokens)) + sum(ends_macs(backbone, tokens))
+
+
+def kept_bytes(backbone, rows, tokens):
+    """What autograd keeps of a forward pass in float32 until the backward pass, weights not counted."""
+    weights = {tensor.untyped_storage()._cdata for tensor in backbone.model.parameters()}
+    kept = {}  # storage to a tensor in it, which must stay alive: a later storage would take its address
+
+    def keep(tensor):
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    ids = torch.zeros(rows, tokens, dtype=torch.long, device=backbone.model.device)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        backbone.model.train()(input_ids=ids)
+    return sum(tensor.untyped_storage().nbytes() for storage, tensor in kept.items() if storage not in weights)
+
+
+def states_bytes(backbone, n):
+    """Extracted states on disk: [CLS] of every layer in half precision, and F's logits."""
+    return n * (backbone.n_layers * backbone.hidden_size * 2 + backbone.num_labels * 4)
+
+
+def table_bytes(backbone, n):
+    """A ScoreTable's arrays: logits of all layers, meta scores, and a label of 8 bytes."""
+    return n * (backbone.n_layers * backbone.num_labels * 4 + (backbone.n_layers - 1) * 4 + 8)
+
+
+def stages(backbone, n, held_out, tokens, epochs, batch_size=32, head_epochs=5, meta_epochs=20, speed=1e14, disk=5e8):
+    """Hours, gigabytes of disk and gigabytes of memory of every stage of one run.
+
+    n, held_out       training inputs, and those of validation and test together
+    speed, disk       operations (two to a multiply-accumulate) and bytes read a second
+    """
+    forward, hours = 2 * full_macs(backbone, tokens), 1 / 3600
+    weights, chunk = 4 * parameters(backbone), CHUNK * backbone.n_layers * backbone.hidden_size
+    run_f = 4 * TOKENS * max(matrix.out_features for matrix in backbone.model.modules() if isinstance(matrix, torch.nn.Linear))
+    read = {part: states_bytes(backbone, share * n) / disk for part, share in (("tune", 0.7), ("meta", 0.2))}
+    rows = [
+        ("fine-tuning", 3 * epochs * n * forward / speed, ADAM / 4 * weights, ADAM / 4 * weights + kept_bytes(backbone, 1, tokens) * batch_size),
+        ("extraction", n * forward / speed, states_bytes(backbone, n), weights + 2 * run_f),
+        ("early heads", head_epochs * read["tune"], 0, 3 * 4 * chunk),
+        ("meta classifiers", meta_epochs * read["meta"], 0, 3 * 4 * chunk),
+        ("tables", held_out * forward / speed, table_bytes(backbone, held_out), weights + 2 * run_f),
+    ]
+    return pd.DataFrame([(stage, seconds * hours, kept / 1e9, memory / 1e9) for stage, seconds, kept, memory in rows], columns=["stage", "hours", "disk", "memory"])

@@ -1,0 +1,67 @@
+"""Several processes do what one does: each input once, in order, and the same table; also when the numbers do not divide."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cats import ScoreTable
+from cats.extraction import States
+
+ROOT = Path(__file__).resolve().parents[1]
+# 530 rows are two chunks of unequal length, 101 rows in chunks of 7 are 15: neither divides by two
+SETTINGS = {"task": "sentiment", "limit": {"train": 200, "validation": 530, "test": 30}, "early": {"epochs": 1}, "meta": {"epochs": 1}}
+EXTRACT = """
+import sys
+from cats import tasks
+from cats.backbone import Backbone
+from cats.extraction import extract
+from transformers import AutoTokenizer
+model, folder = sys.argv[1:]
+data = tasks.load("sentiment", limit={"train": 101})["train"]
+extract(Backbone.from_pretrained(model), AutoTokenizer.from_pretrained(model), data, ["text"], folder, max_length=32, chunk=7)
+"""
+
+
+def processes(n, *arguments):
+    """Run a Python program in n processes, one thread each: the number of threads decides how sums are rounded."""
+    launch = [] if n == 1 else ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(n), "--num_machines", "1", "--mixed_precision", "no"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *launch, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=600)
+    assert not done.returncode, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """A run by two processes, from fine-tuning to tables."""
+    folder = tmp_path_factory.mktemp("two")
+    processes(2, "-m", "cats.pipeline", json.dumps(SETTINGS | {"folder": str(folder)}))
+    return folder
+
+
+def test_tables_of_two_processes_are_those_of_one(together, tmp_path):
+    alone = SETTINGS | {"model": str(together / "model"), "fine_tuned": True, "folder": str(tmp_path)}
+    processes(1, "-m", "cats.pipeline", json.dumps(alone))
+    assert (together / "heads.safetensors").read_bytes() == (tmp_path / "heads.safetensors").read_bytes()
+    assert (together / "meta.safetensors").read_bytes() == (tmp_path / "meta.safetensors").read_bytes()
+    for split in ("validation", "test"):
+        two, one = (ScoreTable.load(folder / f"{split}.safetensors") for folder in (together, tmp_path))
+        assert len(two) == SETTINGS["limit"][split]
+        for name in ("logits", "meta", "labels"):
+            np.testing.assert_array_equal(getattr(two, name), getattr(one, name))
+
+
+def test_states_of_two_processes_are_those_of_one(together, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(EXTRACT)
+    for n in (1, 2):
+        processes(n, program, together / "model", tmp_path / str(n))
+    one, two = States(tmp_path / "1"), States(tmp_path / "2")
+    assert len(list(two.folder.glob("*.safetensors"))) == two.n_chunks == 15
+    assert sorted(np.concatenate([two.rows(i) for i in range(two.n_chunks)])) == list(range(101))
+    for name in ("cls", "logits"):
+        np.testing.assert_array_equal(one.gather(name).numpy(), two.gather(name).numpy())
