@@ -1,6 +1,6 @@
 """Running F over a data set once: tokens, length buckets, and chunk files that a killed run goes on from.
 
-Every layer's [CLS] goes to disk in half precision, in chunks of a few hundred inputs. Heads and meta classifiers are then
+Every layer's [CLS] goes to disk in chunks of a few hundred inputs. Heads and meta classifiers are then
 trained from the chunks, so their memory is bounded by one chunk and not by the data set, and F never runs again.
 A chunk is a random part of the data: inside it inputs are sorted by length for speed, between chunks nothing is.
 """
@@ -50,11 +50,12 @@ def by_length(rows, tokens):
 
 
 def keep_cls(cls, logits):
-    """What head and meta training need: [CLS] after every layer in half precision, and F's logits."""
-    half = cls.half()
-    if not torch.isfinite(half).all():
-        raise ValueError("a [CLS] state does not fit in half precision (over 65504): this model cannot be extracted")
-    return {"cls": half, "logits": logits.float()}
+    """What head and meta training need: [CLS] after every layer, and F's logits, in the precision that predictions are made in.
+
+    Half precision would halve the disk, and ruin the heads: the first layers of a BERT have coordinates that hardly differ from
+    input to input, so what is left of them after rounding is not what a head meets later.
+    """
+    return {"cls": cls, "logits": logits}
 
 
 def mixed(autocast, device):
@@ -62,7 +63,7 @@ def mixed(autocast, device):
     return torch.autocast(device.type, getattr(torch, autocast)) if autocast else nullcontext()
 
 
-def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TOKENS, chunk=CHUNK, seed=0, read=keep_cls, reads="cls", autocast=None):
+def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TOKENS, chunk=CHUNK, seed=0, read=keep_cls, reads="cls in float32", autocast=None):
     """Run F over the data and write read([CLS] (rows, l, d), logits (rows, C)) to `folder`, chunk by chunk.
 
     Goes on where an interrupted run was; the result is the same. Under `accelerate launch` the processes share the

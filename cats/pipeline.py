@@ -185,7 +185,7 @@ class Run:
         return np.array((self._heads if what == "heads" else self._metas)[1]["losses"])
 
     def scored(self, part, metas=None):
-        """A ScoreTable from extracted states of any part: quick, in half precision, and not for shipping."""
+        """A ScoreTable from extracted states of any part: quick, and not for shipping."""
         states = self.states(part)
         parts = [scores_of(self.heads, metas or self.metas, *states.read(i, "cls", "logits")) for i in range(states.n_chunks)]
         order = np.argsort(np.concatenate([states.rows(i) for i in range(states.n_chunks)]))

@@ -4,7 +4,7 @@ Models are built on the meta device, where tensors have a shape and no numbers, 
 n is the number of training inputs, l the layers, d the hidden size, T the tokens of an input:
 
     fine-tuning   work n·epochs·3·F(T), F's own multiply-accumulates; memory 16 bytes a parameter, and what autograd keeps: l·T·d·rows
-    extraction    work n·F(T); disk n·l·d·2 bytes: this is the first wall
+    extraction    work n·F(T); disk n·l·d·4 bytes
     heads, meta   reading the states once an epoch; memory one chunk of 512·l·d·4 bytes, whatever n
     tables        disk m·(l·C + l - 1)·4 bytes for m held-out inputs
 """
@@ -61,8 +61,8 @@ def kept_bytes(backbone, rows, tokens):
 
 
 def states_bytes(backbone, n):
-    """Extracted states on disk: [CLS] of every layer in half precision, and F's logits."""
-    return n * (backbone.n_layers * backbone.hidden_size * 2 + backbone.num_labels * 4)
+    """Extracted states on disk: [CLS] of every layer, and F's logits, in float32."""
+    return n * (backbone.n_layers * backbone.hidden_size + backbone.num_labels) * 4
 
 
 def table_bytes(backbone, n):

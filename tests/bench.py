@@ -102,7 +102,7 @@ def memory(n=25_000, layers=24, d=2048, chunk=512):
         folder = Path(folder)
         write_json(folder / "plan.json", {"model": "random", "n": n, "chunk": chunk, "seed": 0})
         states = States(folder)
-        one = torch.randn(chunk, layers, d).half()
+        one = torch.randn(chunk, layers, d)
         for i in range(states.n_chunks):
             size = len(states.rows(i))
             save_file({"cls": one[:size].clone(), "logits": torch.randn(size, 2)}, states.path(i))
