@@ -7,6 +7,7 @@ start from nothing, in build/slurm/. The daemons are Debian's, with ports, keys 
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -121,7 +122,7 @@ def slurm(cores):
             yield
         finally:
             run("scancel", "--user", getpass.getuser())
-            until("ending the jobs", lambda: not run("squeue", "-h"))
+            until("ending the jobs", lambda: not run("squeue", "-h"), 120)
 
 
 def jobs():
@@ -130,8 +131,9 @@ def jobs():
     return {number: (state, rule) for number, state, rule in (line.split("|") for line in lines)}
 
 
+@contextmanager
 def batch(folder, profile, *options):
-    """Start the batch in a copy of what it reads."""
+    """The batch, started in a copy of what it reads; what still runs of it when we are done is killed."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in READ:
@@ -139,7 +141,12 @@ def batch(folder, profile, *options):
         copy(ROOT / name, folder / name)
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
     command = ["snakemake", "--quiet", "rules", "--configfile", f"notebooks/profiles/{profile}.yaml", *options]
-    return subprocess.Popen(command, cwd=folder, env=environment)
+    process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def victim(folder):
@@ -154,17 +161,13 @@ def on_cluster(folder, profile):
     """Run the batch as jobs and kill one; returns what is wrong."""
     # there is no accounting database to ask about jobs, and no need to ask as seldom as a real controller would like
     options = ["--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "5"]
-    process = batch(folder, profile, "--profile", "notebooks/profiles/slurm", *options)
-    try:
-        killed = None
+    killed = None
+    with batch(folder, profile, "--profile", "notebooks/profiles/slurm", *options) as process:
         while process.poll() is None:
             if not killed and (killed := victim(folder)):
                 run("scancel", killed[0])
                 print(f"slurm: killed job {killed[0]}, {killed[1]}", flush=True)
             time.sleep(1)
-    finally:
-        process.terminate()
-        process.wait()
     done = jobs()
     for number, (state, rule) in done.items():
         print(f"slurm: job {number} {state.lower()}, {rule}")
@@ -186,13 +189,15 @@ def main(profile="demo"):
     missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch", "srun") if not shutil.which(name)]
     if missing:
         sys.exit(f"slurm: no {', '.join(missing)} here. On Debian or Ubuntu: apt-get install slurm-wlm munge")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("slurm: ended"))  # as an error would, so that the daemons end too
     cores = len(os.sched_getaffinity(0))
     cluster, local = (ROOT / "build/slurm" / name for name in ("cluster", "local"))
     with slurm(cores):
         if wrong := on_cluster(cluster, profile):
             sys.exit(f"slurm: {wrong}")
-    if batch(local, profile, "--cores", str(cores)).wait():
-        sys.exit("slurm: the batch failed locally")
+    with batch(local, profile, "--cores", str(cores)) as process:
+        if process.wait():
+            sys.exit("slurm: the batch failed locally")
     ours, theirs = made(cluster, profile), made(local, profile)
     different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     print(f"slurm: {len(theirs)} files in figures/, without {' and '.join(TIMED)}, which hold seconds; different: {', '.join(different) or 'none'}")
