@@ -3,6 +3,7 @@
     make figures                          the default profile
     make figures PROFILE=cpu              another one
     make figures PROFILE=cpu LOCAL=path   models and data from path/models and path/datasets, not from the Hub
+    make figures CLUSTER=slurm            on a cluster, as notebooks/profiles/slurm/ says
 
 A profile (notebooks/profiles/NAME.yaml) names the training runs, task x model x seed, and the parameters of the other
 notebooks. A notebook runs again when it, the package, its parameters or what it reads has changed, and only then.
@@ -47,6 +48,11 @@ EXECUTE = (
 )
 
 
+def ask(what, default):
+    """What a cluster is asked for, megabytes, minutes or GPUs: the profile says it for a stage or notebook, or the default holds."""
+    return lambda wildcards: config.get("resources", {}).get(wildcards.get("stage", wildcards.get("notebook")), {}).get(what, default)
+
+
 EXECUTED = expand(f"{OUT}/{{notebook}}.ipynb", notebook=PARAMETERS) + expand(f"{OUT}/runs/{{run}}/{{stage}}.ipynb", run=RUNS, stage=STAGES)
 
 
@@ -60,6 +66,9 @@ rule gallery:
         EXECUTED,
     output:
         f"{FIGURES}/index.html",
+    resources:
+        mem_mb=2000,
+        runtime=10,
     shell:
         "python -m cats.gallery {input:q}"
 
@@ -80,6 +89,11 @@ rule notebook:
     log:
         f"{OUT}/{{notebook}}.log",
     threads: lambda wildcards: workflow.cores if wildcards.notebook in ALONE else 1
+    resources:
+        mem_mb=ask("mem_mb", 8000),
+        runtime=ask("runtime", 60),
+        gpu=ask("gpu", 0),
+        slurm_extra=lambda wildcards: "--exclusive" if wildcards.notebook in ALONE else "",  # alone on a node, too
     shell:
         EXECUTE
 
@@ -95,11 +109,6 @@ def settings(wildcards):
     if wildcards.stage == STAGES[-1] and "ship" in config:
         values["ship"] = config["ship"]
     return json.dumps({name: value for name, value in values.items() if name not in LATER.get(wildcards.stage, ())})
-
-
-def asked(wildcards, what, default):
-    """What a cluster is asked for: megabytes, minutes, GPUs."""
-    return config.get("resources", {}).get(wildcards.stage, {}).get(what, default)
 
 
 STEP = dict(zip(STAGES, ["model", "heads", "meta", "tables"]))
@@ -129,8 +138,8 @@ rule stage:
         f"{OUT}/runs/{{run}}/{{stage}}.log",
     threads: THREADS
     resources:
-        mem_mb=lambda wildcards: asked(wildcards, "mem_mb", 8000),
-        runtime=lambda wildcards: asked(wildcards, "runtime", 240),
-        gpu=lambda wildcards: asked(wildcards, "gpu", 0),
+        mem_mb=ask("mem_mb", 8000),
+        runtime=ask("runtime", 240),
+        gpu=ask("gpu", 0),
     shell:
         "{params.launch}" + EXECUTE

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().
 
 def test_environment_and_constraints_are_in_step():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {*project["dependencies"], *project["optional-dependencies"]["test"]}
+    wanted = {*project["dependencies"], *chain(*project["optional-dependencies"].values())}
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     pip = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
     pinned = dict(entry.split("==") for entry in pip if "==" in entry)
