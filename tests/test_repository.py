@@ -6,6 +6,7 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -57,3 +58,40 @@ def test_every_notebook_is_in_the_batch(profile):
     assert not whole or sorted(given) == [path.stem for path in NOTEBOOKS]
     for name, values in given.items():  # a misspelt parameter would be ignored in silence
         assert set(values or {}) <= parameter_names(ROOT / f"notebooks/{name}.ipynb")
+
+
+def number(name, **where):
+    """The one row of figures/NAME.csv where these columns have these values."""
+    frame = pd.read_csv(ROOT / f"figures/{name}.csv")
+    for column, value in where.items():
+        frame = frame[frame[column] == value]
+    assert len(frame) == 1, (name, where)
+    return frame.iloc[0]
+
+
+def headlines():
+    """What the README says was found, said again from the figures' own numbers."""
+    mobile, small = ({task: number("21_tasks_and_features_table_2", task=task, backbone=name)["F"] for task in tasks}
+                     for name, tasks in (("mobilebert-uncased", ["ag_news", "stsb"]), ("bge-small-en-v1.5", ["ag_news", "imdb", "vitaminc", "stsb"])))  # fmt: skip
+    yield f"AG News {mobile['ag_news']:.1f} % (bge-small {small['ag_news']:.1f} %), STS-B {mobile['stsb'] / 100:.3f} ({small['stsb'] / 100:.3f}), IMDB ({small['imdb']:.1f} %), VitaminC ({small['vitaminc']:.1f} %)"
+    found = number("22_consistency", task="ag_news", method="shared", measure="meta", epsilon=0.05)
+    yield f"AG News at 0.95: `shared/meta` {100 * found.consistency_mean:.1f} % consistent with {100 * found.layers_mean / 24:.0f} % of the layers"
+    found = number("22_consistency_regression", task="stsb", method="shared", measure="meta", epsilon=0.05)
+    yield f"STS-B at 0.95: {100 * found.consistency_mean:.1f} % with {100 * found.layers_mean / 24:.0f} % of the layers"
+    ours, theirs = (number("23_tables_classification", task="ag_news", method=f"{method}/meta", target=0.95) for method in ("first_exit", "shared"))
+    yield f"AG News at 0.95: `shared/meta` {theirs.layers:.1f} layers, **`first_exit` {ours.layers:.1f}** ({ours.consistency:.1f} % consistent)"
+    ours, theirs = (number("23_tables_regression", task="stsb", method=f"{method}/meta", target=0.95) for method in ("first_exit", "shared"))
+    yield f"STS-B at 0.95: `shared/meta` {theirs.layers:.1f} layers, `first_exit` {ours.layers:.1f}"
+    means = {(task, e): number("24_exit_layers_means", task=task, method="shared", epsilon=e).layers for task in ("ag_news", "stsb") for e in (0.05, 0.2)}
+    yield "mean exit from ε = 0.05 to 0.2: " + ", ".join(f"{name} {means[task, 0.05]:.1f} → {means[task, 0.2]:.1f}" for task, name in (("ag_news", "AG News"), ("stsb", "STS-B")))
+    naive, ltt = (number("30_naive", task="ag_news", method=method, target=0.95) for method in ("naive/meta", "ltt/meta"))
+    yield f"AG News at 0.95: `naive/meta` bound {naive.bound:.1f} %, {naive.layers:.1f} layers; `ltt` promises 95 % with {ltt.layers:.1f}"
+    meta, pmax = (number("31_measures", task="ag_news", method=f"shared/{measure}", target=0.95) for measure in ("meta", "sm"))
+    yield f"AG News at 0.95: meta {meta.layers:.1f}, p max {pmax.layers:.1f} layers"
+    found = number("32_other_backbones", backbone="bge-small-en-v1.5", task="ag_news", method="shared", measure="meta", epsilon=0.05)
+    yield f"bge-small (12 layers): AG News {found.layers_mean:.1f} of 12 layers at 0.95"
+
+
+def test_the_readme_says_what_the_figures_say():
+    readme = (ROOT / "README.md").read_text()
+    assert [line for line in headlines() if line not in readme] == []
