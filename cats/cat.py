@@ -149,7 +149,7 @@ class CAT:
         columns = [f"text{i + 1}" for i in range(len(rows[0]))] if rows else []
         tokens = tokenise(self.tokenizer, tasks.from_texts(columns, rows), columns, self.max_length)
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
-        # half for the batch that is on its way, half for those that wait: see `run`
+        # a quarter is left for rows that wait: see `run`
         parts = [order[i : i + fresh(batch_size)] for i in range(0, len(order), fresh(batch_size))]
         batches = (collate(self.tokenizer, [tokens[i] for i in part], self.backbone.extra_padding) for part in parts)
         back = np.argsort(order)
@@ -164,7 +164,7 @@ class CAT:
         """Tokenised batches through the layers, rows leaving as they exit: logits (rows, C), exit layers, confidences.
 
         A batch of which a quarter is left waits there for what is left of the next ones, and they go on together: late
-        layers, which few rows reach, do not run on nearly empty batches. Those waiting are never more than a batch.
+        layers, which few rows reach, do not run on nearly empty batches. While a new batch starts, at most a third as many wait.
 
         decide  overrides the rule, as decide(k, scores of the rows left, their numbers) to a mask: to replay known exits
         """
@@ -177,7 +177,7 @@ class CAT:
                 flight = Flight(self.backbone.start(batch), np.arange(n, n + size), Scorer(self, measure, size))
                 n += size
                 waiting = loop.meet(waiting, loop.advance(flight, rows=room // 4))
-                if waiting and len(waiting.rows) > room - room // 4:
+                if waiting and len(waiting.rows) > room // 3:
                     waiting = loop.advance(waiting)
             if waiting:
                 loop.advance(waiting)
@@ -410,7 +410,7 @@ def linear(x, weight, bias):
 
 def fresh(batch_size):
     """Rows of a new batch when at most `batch_size` rows may be in memory, those that wait included."""
-    return max(1, batch_size // 2)
+    return max(1, 3 * batch_size // 4)
 
 
 def as_float32(thresholds):
