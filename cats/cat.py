@@ -13,6 +13,7 @@ import json
 import shutil
 import tempfile
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from scipy.special import expit
 from transformers import AutoTokenizer
 
 from cats import calibration, evaluation, measures, tasks
-from cats.backbone import Backbone
+from cats.backbone import Backbone, State
 from cats.extraction import collate, extract, mixed, tokenise
 from cats.files import sha256, versions, write_json, writing
 from cats.heads import Heads, fit_temperatures, train_heads
@@ -168,7 +169,7 @@ class CAT:
 
         decide  overrides the rule, as decide(k, scores of the rows left, their numbers) to a mask: to replay known exits
         """
-        loop = Loop(self, thresholds, measure, decide)
+        loop = Loop(self, thresholds, decide)
         waiting, n, room = None, 0, 0
         with mixed(self.autocast, self.backbone.model.device):
             for batch in batches:
@@ -261,17 +262,19 @@ class CAT:
         )  # fmt: skip
 
 
+@dataclass
 class Flight:
-    """Rows on their way through the layers together: F's state, their numbers, and what scoring remembers of them."""
+    """Rows on their way through the layers together."""
 
-    def __init__(self, state, rows, scorer):
-        self.state, self.rows, self.scorer = state, rows, scorer
+    state: State
+    rows: np.ndarray  # their numbers
+    scorer: "Scorer"  # what scoring remembers of them
 
 
 class Loop:
     """One call of `run`: which rows leave after which layer, and what they leave with."""
 
-    def __init__(self, cat, thresholds, measure, decide):
+    def __init__(self, cat, thresholds, decide):
         self.backbone, self.decide, self.bars = cat.backbone, decide, as_float32(thresholds)
         device, l = cat.backbone.model.device, cat.backbone.n_layers
         self.last = l - 1 if decide else max(np.flatnonzero(self.bars < np.inf) + 1, default=0)  # nothing leaves early after it

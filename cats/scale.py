@@ -11,12 +11,10 @@ n is the number of training inputs, l the layers, d the hidden size, T the token
 
 import pandas as pd
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from cats import timing
-from cats.backbone import Backbone
 from cats.cost import ends_macs, layer_macs
 from cats.extraction import CHUNK, TOKENS
+from cats.timing import random_backbone
 
 ADAM = 16  # bytes a parameter: weight, gradient and two moments in float32
 HUB = {
@@ -30,9 +28,8 @@ HUB = {
 
 def shaped(model, n_outputs=2):
     """A classifier without weights, by its name on the Hub (of those in HUB, so that no network is needed)."""
-    config = AutoConfig.for_model(**timing.ARCHITECTURES[HUB[model.split("/")[-1]]], num_labels=n_outputs)
     with torch.device("meta"):
-        return Backbone(AutoModelForSequenceClassification.from_config(config, attn_implementation="eager"))
+        return random_backbone(HUB[model.split("/")[-1]], n_outputs, attn_implementation="eager")
 
 
 def parameters(backbone):

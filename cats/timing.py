@@ -28,10 +28,15 @@ ARCHITECTURES = {
 }
 
 
+def random_backbone(architecture, n_outputs=2, **options):
+    """A model of random weights."""
+    config = AutoConfig.for_model(**ARCHITECTURES[architecture], num_labels=n_outputs)
+    return Backbone(AutoModelForSequenceClassification.from_config(config, **options))
+
+
 def untrained(architecture, n_outputs=2):
     """A CAT of random weights, for timing and counting alone."""
-    config = AutoConfig.for_model(**ARCHITECTURES[architecture], num_labels=n_outputs)
-    backbone = Backbone(AutoModelForSequenceClassification.from_config(config))
+    backbone = random_backbone(architecture, n_outputs)
     early = backbone.n_layers - 1
     sizes = 32 + max(1, n_outputs - 1) + early + (2 if n_outputs > 1 else 0)
     heads, meta = Heads(early, backbone.hidden_size, n_outputs).requires_grad_(False), Meta(early, sizes).requires_grad_(False)

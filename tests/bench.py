@@ -132,7 +132,7 @@ def runtime(tokens=64, repeats=5):
 
 
 def _peak(name, which):
-    """Peak memory of twenty batches of 32, beyond the model itself, in MiB."""
+    """Peak memory of some batches with at most 32 rows in memory, beyond the model itself, in MiB."""
     cat = timing.untrained(name)
     batches = lambda size: [{"input_ids": torch.randint(1000, 2000, (size, 64)), "attention_mask": torch.ones(size, 64).long()}] * (4 * 32 // size)
     exits = np.arange(4 * 32) % cat.backbone.n_layers + 1

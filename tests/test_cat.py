@@ -6,12 +6,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from test_backbone import CASES, build, make_batch  # tiny random models of every family
 
 import cats
 from cats import CAT, tasks
 from cats.backbone import Backbone
-from cats.cat import RUNTIME_MEASURES, as_float32
+from cats.cat import RUNTIME_MEASURES, as_float32, fresh
 from cats.heads import Heads
 from cats.meta import Meta
 from cats.pipeline import scores_of
@@ -40,6 +42,9 @@ def random_cat(backbone, history=False, drop=(), n=ROWS):
     cls, logits = backbone.states(batch)
     out = scores_of(heads, meta, cls, logits)
     return CAT(backbone, None, heads, meta, ScoreTable(out["logits"].numpy(), out["meta"].numpy())), batch
+
+
+SMALL_CAT, _ = random_cat(build("bert"))  # 4 layers
 
 
 def in_batches(cat, batch, size, thresholds, measure):
@@ -102,6 +107,27 @@ def test_a_wrong_compaction_would_be_noticed(monkeypatch):
     monkeypatch.setattr(Backbone, "keep", lambda self, state, rows, trim=True: keep(self, state, rows.flip(0), trim))
     with pytest.raises(AssertionError):
         check_agreement(cat, batch, "meta", sizes=(32,))
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 3), min_size=1, max_size=120))
+def test_never_more_rows_in_memory_than_the_batch_size(batch_size, exits):
+    """A CAT then needs no more memory than F with batches of this size, whatever its rows do."""
+    cat, exits, begun, gone = SMALL_CAT, np.array(exits), 0, 0
+
+    def batches():
+        nonlocal begun
+        for ids in torch.zeros(len(exits), 2, dtype=torch.long).split(fresh(batch_size)):
+            begun += len(ids)
+            assert begun - gone <= batch_size
+            yield {"input_ids": ids}
+
+    def decide(k, scores, rows):
+        nonlocal gone
+        leaves = exits[rows] == k
+        gone += leaves.sum()
+        return leaves
+
+    assert (cat.run(batches(), np.full(3, np.inf), decide=decide)[1] == exits).all()
 
 
 def test_comparing_in_float32_decides_as_float64():
