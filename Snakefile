@@ -73,6 +73,14 @@ rule gallery:
         "python -m cats.gallery {input:q}"
 
 
+def parameters(wildcards):
+    """A notebook's parameters; a `run` given by its name is that run of this profile."""
+    values = dict(PARAMETERS[wildcards.notebook] or {})
+    if "run" in values:
+        values["run"] = {"folder": f"{OUT}/runs/{values['run']}"} | RUNS[values["run"]]
+    return json.dumps(values)  # JSON is YAML: papermill reads numbers, strings, lists and null from it
+
+
 rule notebook:
     input:
         notebook="notebooks/{notebook}.ipynb",
@@ -80,8 +88,7 @@ rule notebook:
         tables=glob("data/**/*.safetensors", recursive=True),
         runs=lambda wildcards: SCORED if wildcards.notebook in AFTER_RUNS else [],
     params:
-        # JSON is YAML: papermill reads numbers, strings, lists and null from it
-        values=lambda wildcards: json.dumps(PARAMETERS[wildcards.notebook] or {}),
+        values=parameters,
         running=f"{OUT}/{{notebook}}.running.ipynb",
     output:
         f"{OUT}/{{notebook}}.ipynb",

@@ -18,10 +18,9 @@ from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
-BIN = Path(sys.executable).parent
-READ = ["cats", "data", "notebooks", "Snakefile"]  # all that the batch reads
-TIMED = ["25_efficiency*", "index.html"]  # seconds differ from run to run: in that notebook, and where the page quotes its reading
+import batches
+
+TIMED = ["25_efficiency*", "26_comparison*", "index.html"]  # seconds differ from run to run: in these notebooks, and where the page quotes them
 
 CONFIGURATION = """\
 ClusterName=cats
@@ -136,12 +135,8 @@ def batch(folder, profile, *options):
     """The batch, started in a copy of what it reads; what still runs of it when we are done is killed."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for name in READ:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        copy(ROOT / name, folder / name)
-    environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
-    command = ["snakemake", "--quiet", "rules", "--configfile", f"notebooks/profiles/{profile}.yaml", *options]
-    process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True)
+    batches.copy(folder, "cats", "data", "notebooks", "Snakefile")
+    process = batches.start(folder, f"notebooks/profiles/{profile}.yaml", "--quiet", "rules", *options, start_new_session=True)
     try:
         yield process
     finally:
@@ -181,7 +176,7 @@ def on_cluster(folder, profile):
 
 def made(folder, profile):
     """Everything in the figures folder that does not hold seconds: name -> bytes."""
-    figures = folder / yaml.safe_load((ROOT / f"notebooks/profiles/{profile}.yaml").read_text()).get("figures", "figures")
+    figures = folder / yaml.safe_load((batches.ROOT / f"notebooks/profiles/{profile}.yaml").read_text()).get("figures", "figures")
     return {path.name: path.read_bytes() for path in sorted(figures.iterdir()) if not any(path.match(name) for name in TIMED)}
 
 
@@ -191,7 +186,7 @@ def main(profile="demo"):
         sys.exit(f"slurm: no {', '.join(missing)} here. On Debian or Ubuntu: apt-get install slurm-wlm munge")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("slurm: ended"))  # as an error would, so that the daemons end too
     cores = len(os.sched_getaffinity(0))
-    cluster, local = (ROOT / "build/slurm" / name for name in ("cluster", "local"))
+    cluster, local = (batches.ROOT / "build/slurm" / name for name in ("cluster", "local"))
     with slurm(cores):
         if wrong := on_cluster(cluster, profile):
             sys.exit(f"slurm: {wrong}")

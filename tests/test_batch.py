@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -12,22 +11,13 @@ import psutil
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+import batches
+
 SMALL = {
     "task": "sentiment", "model": "demo", "limit": {"train": 160, "validation": 40, "test": 30},
     "training": {"batch_size": 8, "save_steps": 4, "epochs": 1}, "early": {"epochs": 1}, "meta": {"epochs": 1},
 }  # fmt: skip
 RUN = "build/small/runs/sentiment-demo-0"
-
-
-def copy(folder):
-    """A repository of its own: nothing here may touch the real one's build folder."""
-    for name in ("cats", "notebooks"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
-    shutil.copytree(ROOT / "data/paper", folder / "data/paper")
-    shutil.copy(ROOT / "Snakefile", folder)
-    profile(folder)
-    return folder
 
 
 def profile(folder, **changes):
@@ -37,9 +27,7 @@ def profile(folder, **changes):
 
 
 def batch(folder, *options):
-    environment = os.environ | {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--nolock", "--rerun-incomplete", "--keep-going", "--configfile", "small.yaml", *options]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return batches.start(folder, "small.yaml", "--cores", "1", *options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def kill_when(process, there):
@@ -63,9 +51,12 @@ def made(folder):
 
 
 @pytest.fixture(scope="module")
-def batches(tmp_path_factory):
+def both(tmp_path_factory):
     """One batch that ran through, and one that was killed in training, after its heads, and among its scores."""
-    whole, broken = (copy(tmp_path_factory.mktemp(name)) for name in ("whole", "broken"))
+    whole, broken = folders = [tmp_path_factory.mktemp(name) for name in ("whole", "broken")]
+    for folder in folders:
+        batches.copy(folder, "cats", "notebooks", "data/paper", "Snakefile")
+        profile(folder)
     unbroken = batch(whole)
     for there in ("model/checkpoints/checkpoint-8", "heads.safetensors", "scored/validation/plan.json"):
         kill_when(batch(broken), broken / RUN / there)
@@ -74,23 +65,23 @@ def batches(tmp_path_factory):
     return whole, broken
 
 
-def test_a_killed_batch_ends_as_an_unbroken_one(batches):
-    expected, found = made(batches[0]), made(batches[1])
+def test_a_killed_batch_ends_as_an_unbroken_one(both):
+    expected, found = made(both[0]), made(both[1])
     assert {f"{RUN}/{name}.safetensors" for name in ("heads", "meta", "validation", "test", "model/model")} <= set(expected)
     assert found.keys() == expected.keys()
     assert [name for name in expected if found[name] != expected[name]] == []
 
 
-def test_a_failed_notebook_keeps_its_traceback_and_stops_nothing_else(batches):
-    folder = batches[1] / "build/small/runs/sentiment-nowhere-1"
+def test_a_failed_notebook_keeps_its_traceback_and_stops_nothing_else(both):
+    folder = both[1] / "build/small/runs/sentiment-nowhere-1"
     notebook = json.loads((folder / "02_fine_tuning.running.ipynb").read_text())
     errors = [output["evalue"] for cell in notebook["cells"] for output in cell.get("outputs", []) if output["output_type"] == "error"]
     assert "nowhere" in errors[0]
     assert not (folder / "02_fine_tuning.ipynb").exists()
 
 
-def test_only_what_depends_on_a_parameter_runs_again(batches):
-    folder = batches[1]
+def test_only_what_depends_on_a_parameter_runs_again(both):
+    folder = both[1]
     profile(folder, meta={"epochs": 2})
     said, _ = batch(folder, "--dry-run").communicate(timeout=600)
     again = [stage for stage in ("02_fine_tuning", "03_early_heads", "04_meta_classifiers", "05_scores") if f"output: {RUN}/{stage}.ipynb" in said]
@@ -100,7 +91,7 @@ def test_only_what_depends_on_a_parameter_runs_again(batches):
 def test_papermill_runs_a_notebook_from_any_folder(tmp_path):
     """No folder of ours is needed: notebooks find data and figures through the package."""
     environment = os.environ | {"CATS_FIGURES": str(tmp_path / "figures")}
-    command = [Path(sys.executable).parent / "papermill", ROOT / "notebooks/60_scale.ipynb", "out.ipynb", "-p", "gpu", "80", "--kernel", "python3"]
+    command = [Path(sys.executable).parent / "papermill", batches.ROOT / "notebooks/60_scale.ipynb", "out.ipynb", "-p", "gpu", "80", "--kernel", "python3"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert not done.returncode, done.stderr[-3000:]
     assert json.loads((tmp_path / "figures/60_scale.json").read_text())["parameters"]["gpu"] == 80
