@@ -32,6 +32,7 @@ AFTER_RUNS = config.get("after_runs", [])  # notebooks that read what the runs l
 ALONE = config.get("alone", [])  # notebooks that measure time: nothing runs beside them
 
 os.environ["CATS_FIGURES"] = os.path.abspath(FIGURES)  # a short run must not replace the real figures
+TABLES = os.environ["CATS_TABLES"] = os.path.abspath(os.environ.get("CATS_TABLES", "data/tables"))  # notebooks run in their own folder
 
 
 wildcard_constraints:
@@ -85,7 +86,7 @@ rule notebook:
     input:
         notebook="notebooks/{notebook}.ipynb",
         package=glob("cats/*.py"),
-        tables=glob("data/**/*.safetensors", recursive=True),
+        tables=glob(f"{TABLES}/manifest.json") + glob("data/paper/*.csv"),  # the manifest holds the tables' hashes
         runs=lambda wildcards: SCORED if wildcards.notebook in AFTER_RUNS else [],
     params:
         values=parameters,

@@ -219,6 +219,8 @@ class Backbone:
                 f"{type(model).__name__} is not a model that can be run layer by layer here: it has to be an encoder with a "
                 f"sequence classification head, of one of the families {', '.join(FAMILIES)}"
             )
+        if config.problem_type == "multi_label_classification":
+            raise TypeError(f"{type(model).__name__} gives several labels to an input (problem_type multi_label_classification); agreement is about one label here")
         self.model = model.eval()  # F is fixed: no dropout
         self.glue = FAMILIES[self.family](model)
         self.layers = list(self.glue.layers())

@@ -455,6 +455,7 @@ def calibrate(scores, consistent, epsilon, method="shared", *, correct=None, **o
                 P(G = Y) >= (1-epsilon)·P(F = Y); agreement on all inputs only gives P(G = Y) >= P(F = Y) - epsilon
     options     `weights` for independent; `delta` for naive, pac, ltt; `seed` for naive; `sequence` for ltt
 
+    What `naive` promises is a bound, which `cats.calibration.naive` and the column `bound` of `evaluate` give.
     Where the data cannot promise epsilon the thresholds are `inf`, with a CalibrationWarning that says what is missing.
     """
     cal = CalibrationSet(scores, consistent)

@@ -10,9 +10,9 @@ inputs' outputs are kept as a ScoreTable: thresholds for any ε, calibrator, mea
 """
 
 import json
-import shutil
 import tempfile
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -28,10 +28,10 @@ from cats.extraction import collate, extract, mixed, tokenise
 from cats.files import sha256, versions, write_json, writing
 from cats.heads import Heads, fit_temperatures, train_heads
 from cats.meta import Meta, layout, train_meta
-from cats.pipeline import load_module, save_module, scores_of, table_of
+from cats.pipeline import load_module, module_hash, save_module, scores_of, table_of
 from cats.tables import TAU, ScoreTable
 
-FORMAT = "cats.CAT/1"
+FORMAT = "cats.CAT/2"
 RUNTIME_MEASURES = [measure for measure in measures.MEASURES if measure != "random"]
 
 
@@ -47,7 +47,7 @@ class Predictions(NamedTuple):
 class CAT:
     """A fine-tuned model F with early heads, meta classifiers and calibration data."""
 
-    def __init__(self, backbone, tokenizer, heads, meta, table, *, max_length=256, measure="meta", autocast=None, about=None):
+    def __init__(self, backbone, tokenizer, heads, meta, table, *, max_length=256, measure="meta", autocast=None, texts=None, about=None):
         if not backbone.n_layers == heads.early + 1 == meta.early + 1 == table.n_layers:
             layers = f"{backbone.n_layers}, {heads.early + 1}, {meta.early + 1} and {table.n_layers}"
             raise ValueError(f"backbone, heads, meta classifiers and calibration table have {layers} layers: they do not belong together")
@@ -55,7 +55,8 @@ class CAT:
             raise ValueError("backbone, heads and calibration table differ in hidden size or number of labels")
         self.backbone, self.tokenizer, self.table = backbone, tokenizer, table
         self.heads, self.meta = heads.cpu(), meta.cpu()
-        self.max_length, self.measure, self.autocast = min(max_length, backbone.max_tokens), measure, autocast
+        self.max_length, self.measure, self.autocast = min(max_length, backbone.max_tokens), check_measure(measure), autocast
+        self.texts = texts  # of an input: 1 or 2, or None where that is not known
         self.about, self._sets = dict(about or {}), {}
         self.exits = [{**self.heads.layer(k), **self.meta.layer(k)} for k in range(1, backbone.n_layers)]
         self.others, self.layout = np.arange(1, backbone.num_labels), layout(meta, heads)
@@ -80,8 +81,11 @@ class CAT:
         backbone = model if isinstance(model, Backbone) else Backbone(model) if isinstance(model, torch.nn.Module) else Backbone.from_pretrained(model)
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(model if isinstance(model, (str, Path)) else backbone.model.name_or_path)
         tuning, calibration = rows_of(tuning), rows_of(calibration)
-        if len(tuning) < 10 or not calibration:
-            raise ValueError(f"needs at least 10 tuning texts and 1 calibration text, got {len(tuning)} and {len(calibration)}")
+        if len(tuning) < 10 or len(calibration) < 2:
+            raise ValueError(f"needs at least 10 tuning texts and 2 calibration texts, got {len(tuning)} and {len(calibration)}")
+        if len(tuning[0]) != len(calibration[0]):
+            raise TypeError(f"tuning inputs have {len(tuning[0])} and calibration inputs {len(calibration[0])} texts: they must be of one kind")
+        check_measure(measure)
         both = len(set(tuning) & set(calibration))
         if both:
             warnings.warn(f"{both} calibration texts are also tuning texts: what was trained on cannot calibrate", stacklevel=2)
@@ -101,14 +105,13 @@ class CAT:
             heads, _ = train_heads(states["tune"], backbone.num_labels, targets["tune"], seed=seed, **(early or {}))
             fit_temperatures(heads, states["scale"], targets["scale"])
             metas, _ = train_meta(heads, states["meta"], tau=tau, seed=seed, **(meta or {}))
-            # scores depend on the heads just trained, so these are never resumed from another fit
-            shutil.rmtree(work / "calibration", ignore_errors=True)
             read = lambda cls, logits: scores_of(heads, metas, cls, logits)
-            scored = extract(backbone, tokenizer, calibration, columns, work / "calibration", read=read, reads="scores", **options)
+            named = f"scores {module_hash(heads)[:16]} {module_hash(metas)[:16]}"  # not resumed from a fit with other heads
+            scored = extract(backbone, tokenizer, calibration, columns, work / "calibration", read=read, reads=named, **options)
             table = table_of(scored, None, {"split": "calibration"}, tau)
         sizes = {"tuning": len(tuning), "calibration": len(calibration), "labelled": labels is not None}
         made = {**sizes, "seed": seed, "versions": versions("torch", "transformers"), **(about or {})}
-        return cls(backbone, tokenizer, heads, metas, table, max_length=max_length, measure=measure, autocast=autocast, about=made)
+        return cls(backbone, tokenizer, heads, metas, table, max_length=max_length, measure=measure, autocast=autocast, texts=len(columns), about=made)
 
     # --- using it ---
 
@@ -128,9 +131,7 @@ class CAT:
 
     def _sorted(self, measure, columns):
         """The calibration statistics of these columns, sorted once."""
-        if measure not in RUNTIME_MEASURES:
-            raise ValueError(f"a CAT can exit by {', '.join(RUNTIME_MEASURES)}, not by {measure!r}")
-        if (measure, columns) not in self._sets:
+        if (check_measure(measure), columns) not in self._sets:
             scores, consistent = self.table.scores(measure)[:, columns], self.table.consistent[:, columns]
             self._sets[measure, columns] = calibration.CalibrationSet(scores, consistent)
         return self._sets[measure, columns]
@@ -143,10 +144,14 @@ class CAT:
         thresholds  (l-1,) to use these instead of calibrated ones; all `inf` runs F itself
         batch_size  at most so many rows are in memory, so a CAT needs no more of it than F with batches of this size
         """
-        measure = measure or self.measure
+        measure = check_measure(measure or self.measure)
         if thresholds is None:
             thresholds = self.thresholds(epsilon, method, measure, exit_layers, **options)
+        elif options or exit_layers is not None:
+            raise TypeError(f"thresholds are given, so nothing is calibrated: {', '.join([*options] or ['exit_layers'])} would have no effect")
         rows = rows_of(texts)
+        if rows and self.texts not in (None, len(rows[0])):
+            raise TypeError(f"this CAT was calibrated on inputs of {self.texts} text{'s' * (self.texts > 1)}, got {len(rows[0])}")
         columns = [f"text{i + 1}" for i in range(len(rows[0]))] if rows else []
         tokens = tokenise(self.tokenizer, tasks.from_texts(columns, rows), columns, self.max_length)
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
@@ -191,29 +196,34 @@ class CAT:
 
         backbone  True to put F and its tokenizer inside; False to keep the name or path F was loaded from
         """
+        where, card = str(self.backbone.model.name_or_path), self.card()
+        if not (backbone or where):
+            raise ValueError("this backbone was not loaded from anywhere: save it inside, with backbone=True")
         folder, files = Path(folder), {}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "cat.json").unlink(missing_ok=True)  # a folder without it is refused: no half-written CAT is ever loaded
         save_module(self.heads, folder / "heads.safetensors", {})
         save_module(self.meta, folder / "meta.safetensors", {})
         self.table.save(folder / "calibration.safetensors")
-        where = str(self.backbone.model.name_or_path)
         if backbone:
             where = "backbone"
             self.backbone.model.save_pretrained(folder / where)
-            self.tokenizer.save_pretrained(folder / where)
-        elif not where:
-            raise ValueError("this backbone was not loaded from anywhere: save it inside, with backbone=True")
-        for name in ("heads", "meta", "calibration"):
-            files[f"{name}.safetensors"] = sha256(folder / f"{name}.safetensors")
+        # inside in any case: other tokens would meet the same thresholds. Beside F it makes that folder an ordinary model
+        tokens = Path("backbone" if backbone else "tokenizer")
+        names = [tokens / Path(path).name for path in self.tokenizer.save_pretrained(folder / tokens) if Path(path).is_file()]
+        for name in (*names, "heads.safetensors", "meta.safetensors", "calibration.safetensors"):
+            files[Path(name).as_posix()] = sha256(folder / name)
         with writing(folder / "README.md") as aside:
-            aside.write_text(self.card())
+            aside.write_text(card)
+        weights = {"fingerprint": self.backbone.fingerprint, "dtype": str(self.backbone.model.dtype).removeprefix("torch.")}
         write_json(
             folder / "cat.json",
             {
                 "format": FORMAT,
                 "files": files,
-                "backbone": {"where": where, "fingerprint": self.backbone.fingerprint, "family": self.backbone.family, "layers": self.backbone.n_layers},
+                "backbone": {"where": where, "family": self.backbone.family, "layers": self.backbone.n_layers, **weights},
+                "tokenizer": str(tokens),
+                "texts": self.texts,
                 "max_length": self.max_length,
                 "measure": self.measure,
                 "autocast": self.autocast,
@@ -224,7 +234,7 @@ class CAT:
 
     @classmethod
     def from_pretrained(cls, folder, backbone=None):
-        """Load a CAT; `backbone` gives another place for F, which must be the very model the CAT was made for."""
+        """Load a CAT; `backbone` gives another place for F, or F itself, which must be the very model the CAT was made for."""
         folder = Path(folder)
         if not (folder / "cat.json").exists():
             raise FileNotFoundError(f"no CAT in {folder}: it has no cat.json")
@@ -234,13 +244,13 @@ class CAT:
         for name, digest in card["files"].items():
             if not (folder / name).exists() or sha256(folder / name) != digest:
                 raise ValueError(f"{folder / name} is missing or was changed: this CAT's promise cannot be trusted, save it again")
-        where = str(backbone or (folder / "backbone" if card["backbone"]["where"] == "backbone" else card["backbone"]["where"]))
-        model = Backbone.from_pretrained(where)
+        where = backbone or (folder / "backbone" if card["backbone"]["where"] == "backbone" else card["backbone"]["where"])
+        model = where if isinstance(where, Backbone) else Backbone.from_pretrained(str(where), dtype=getattr(torch, card["backbone"]["dtype"]))
         if model.fingerprint != card["backbone"]["fingerprint"]:
             raise ValueError(f"the model at {where} is not the one this CAT was made for: heads and calibration belong to other weights")
         heads, meta = load_module(Heads, folder / "heads.safetensors")[0], load_module(Meta, folder / "meta.safetensors")[0]
-        table, tokenizer = ScoreTable.load(folder / "calibration.safetensors"), AutoTokenizer.from_pretrained(where)
-        options = {name: card[name] for name in ("max_length", "measure", "autocast", "about")}
+        table, tokenizer = ScoreTable.load(folder / "calibration.safetensors"), AutoTokenizer.from_pretrained(folder / card["tokenizer"])
+        options = {name: card[name] for name in ("max_length", "measure", "autocast", "texts", "about")}
         return cls(model, tokenizer, heads, meta, table, **options)
 
     def savings(self, epsilons=(0.2, 0.1, 0.05, 0.02, 0.01), method="first_exit", trials=25, seed=0):
@@ -275,8 +285,10 @@ class Loop:
     """One call of `run`: which rows leave after which layer, and what they leave with."""
 
     def __init__(self, cat, thresholds, decide):
-        self.backbone, self.decide, self.bars = cat.backbone, decide, as_float32(thresholds)
         device, l = cat.backbone.model.device, cat.backbone.n_layers
+        self.backbone, self.decide, self.bars = cat.backbone, decide, np.asarray(thresholds, dtype=float)
+        if self.bars.shape != (l - 1,) or np.isnan(self.bars).any():
+            raise ValueError(f"a CAT of {l} layers needs {l - 1} thresholds, none of them NaN, got {thresholds!r}")
         self.last = l - 1 if decide else max(np.flatnonzero(self.bars < np.inf) + 1, default=0)  # nothing leaves early after it
         self.plain = device.type == "cpu" and not cat.autocast and cat.backbone.model.dtype == torch.float32
         self.left = []  # (rows, logits, layer, confidences) of those that have left
@@ -297,7 +309,9 @@ class Loop:
     def leave(self, flight, k):
         """The rows that exit at layer k leave the flight."""
         cls = self.backbone.cls(flight.state)
-        early, scores = flight.scorer(k, cls if self.plain else cls.float().cpu())
+        # F may run in lower precision, heads and scores do not
+        with nullcontext() if self.plain else torch.autocast("cpu", enabled=False):
+            early, scores = flight.scorer(k, cls if self.plain else cls.float().cpu())
         leaves = self.decide(k, scores, flight.rows) if self.decide else scores > self.bars[k - 1]
         if leaves.any():
             self.left.append((flight.rows[leaves], early[leaves], k, scores[leaves]))
@@ -416,11 +430,10 @@ def fresh(batch_size):
     return max(1, 3 * batch_size // 4)
 
 
-def as_float32(thresholds):
-    """The largest float32 numbers that do not exceed the thresholds: comparing with them decides as float64 would."""
-    thresholds = np.asarray(thresholds, dtype=float)
-    rounded = thresholds.astype(np.float32)
-    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+def check_measure(measure):
+    if measure not in RUNTIME_MEASURES:
+        raise ValueError(f"a CAT can exit by {', '.join(RUNTIME_MEASURES)}, not by {measure!r}")
+    return measure
 
 
 def rows_of(texts):

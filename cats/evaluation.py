@@ -147,7 +147,7 @@ def evaluate(
                     exits = np.stack([oracle_exits(cal.consistent[test], level) for level in levels])
                     sums = outcomes.at_exits(test, exits)
                 else:
-                    thresholds, bounds = _thresholds(part, levels, name, options.get(name, {}))
+                    thresholds, bounds = _thresholds(part, levels, name, options.get(name, {}), delta)
                     _note_refusals(refused, part, levels, name, measure, thresholds, options.get(name, {}))
                     if calibrators[name].form == "one":
                         sums = by_threshold(thresholds[:, 0])
@@ -183,10 +183,10 @@ def _exits(scores, thresholds):
     return exits
 
 
-def _thresholds(part, levels, name, options):
+def _thresholds(part, levels, name, options, delta):
     """Thresholds for all levels, and the bounds the method reports, if it does."""
     if name == "naive":
-        return naive(part, levels, **options)
+        return naive(part, levels, **{"delta": delta} | options)
     return find_method(name).thresholds(part, levels, **options), None
 
 

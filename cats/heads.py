@@ -127,13 +127,20 @@ def layer_losses(logits, targets):
     return losses.view(targets.shape).mean(1)
 
 
-def targets_of(states, labels=None):
-    """Labels as tensors, or F's own predictions where the data is unlabelled (Section 3.1)."""
+def targets_of(states, n_outputs, labels=None):
+    """Labels as tensors, numbers where there is one output and else classes, or F's own predictions where the data is
+    unlabelled (Section 3.1)."""
     if labels is None:
         logits = states.gather("logits")
-        return logits[:, 0] if logits.shape[1] == 1 else logits.argmax(1)
+        return logits[:, 0] if n_outputs == 1 else logits.argmax(1)
     labels = torch.as_tensor(labels)
-    return labels.float() if labels.is_floating_point() else labels.long()
+    if len(labels) != len(states) or not torch.isfinite(labels).all():
+        raise ValueError(f"needs {len(states)} finite labels, one an input, got {len(labels)}")
+    if n_outputs == 1:
+        return labels.float()
+    if (labels != labels.long()).any() or not 0 <= labels.min() <= labels.max() < n_outputs:
+        raise ValueError(f"labels must be class numbers from 0 to {n_outputs - 1}, got {labels.min()} to {labels.max()}")
+    return labels.long()
 
 
 def train_heads(states, n_outputs, labels=None, *, history=False, epochs=None, batch_size=64, learning_rate=1e-3, seed=0, **options):
@@ -141,7 +148,7 @@ def train_heads(states, n_outputs, labels=None, *, history=False, epochs=None, b
     torch.manual_seed(seed)
     mean, std = moments(states)
     heads = Heads(*mean.shape, n_outputs, history=history)
-    targets = targets_of(states, labels)
+    targets = targets_of(states, n_outputs, labels)
 
     def prepare(i):
         cls = states.read(i, "cls")[0][:, :-1].float()  # (rows, l-1, d)
@@ -166,7 +173,7 @@ def early_outputs(heads, cls):
 
 def fit_temperatures(heads, states, labels=None, *, steps=100, learning_rate=1e-3):
     """One temperature a layer, by Adam on the likelihood of D_scale (Appendix B; Guo et al. 2017)."""
-    targets = targets_of(states, labels)
+    targets = targets_of(states, heads.n_outputs, labels)
     if targets.is_floating_point():
         return heads  # regression has no softmax
     logits = torch.empty(len(states), heads.early, heads.n_outputs)

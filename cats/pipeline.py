@@ -171,7 +171,7 @@ class Run:
             meta, losses = train_meta(heads, states, tau=TAU, seed=self.seed, **self.meta)
             save_module(meta, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint})
 
-        settings = {"heads": _hash(heads), "meta": self.meta, "seed": self.seed, "data": tasks.fingerprint(self.data["train"])}
+        settings = {"heads": module_hash(heads), "meta": self.meta, "seed": self.seed, "data": tasks.fingerprint(self.data["train"])}
         self._keep(path, settings, lambda: self.states("meta"), make)
         return load_module(Meta, path)
 
@@ -197,7 +197,7 @@ class Run:
         if split not in ("validation", "test"):
             raise ValueError(f"tables are made of validation and test, which were never trained on, not of {split!r}; see `scored`")
         path, heads, metas = self.folder / f"{split}.safetensors", self.heads, self.metas
-        settings = {"heads": _hash(heads), "meta": _hash(metas), "data": tasks.fingerprint(self.data[split]), "max_length": self.max_length}
+        settings = {"heads": module_hash(heads), "meta": module_hash(metas), "data": tasks.fingerprint(self.data[split]), "max_length": self.max_length}
 
         def prepare():
             return extract(
@@ -215,7 +215,7 @@ class Run:
 
         about = {"task": self.task.name, "tuning": len(self.data["train"]), "calibration": len(self.data["validation"]), "labelled": True}
         table = self.table("validation")
-        return CAT(self.backbone, self.tokenizer, self.heads, self.metas, table, max_length=self.max_length, measure=measure, about=about)
+        return CAT(self.backbone, self.tokenizer, self.heads, self.metas, table, max_length=self.max_length, measure=measure, texts=len(self.task.columns), about=about)
 
     def about(self, split):
         """How a table of this run was made."""
@@ -252,7 +252,7 @@ def _says(record, settings):
     return record.exists() and json.loads(record.read_text()) == json.loads(json.dumps(settings))
 
 
-def _hash(module):
+def module_hash(module):
     """A hash of a module's numbers."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):

@@ -1,6 +1,6 @@
 """The paper's tables with ours in the same layout: means over trials, and the published value in brackets beside each.
 
-    tables = report.tables("test")                                            # {task: ScoreTable}
+    tables = shipped.tables("test")                                           # {task: ScoreTable}
     frame = report.trials(tables, ["shared/sm", "shared/meta"], [0.95, 0.9])  # one row a trial
     numbers = report.beside(frame, report.paper("table3_classification_test"))
 
@@ -15,7 +15,7 @@ import pandas as pd
 from IPython.display import Markdown
 from matplotlib.lines import Line2D
 
-from cats import plots, shipped
+from cats import plots
 from cats.calibration import METHODS
 from cats.evaluation import evaluate
 from cats.files import DATA
@@ -25,15 +25,6 @@ from cats.plots import NAMES
 HEADINGS = {"consistency": "consist.", "bound": "bound", "accuracy": "acc.", "correlation": "corr.", "layers": "layers", "first_exit": "first_exit layers"}
 KEYS = ["task", "method", "target"]
 PAPER_LAYERS = 24  # of Albert-xlarge, which all tables of the paper are about
-
-
-def tables(split, backbone="mobilebert-uncased", folder=shipped.FOLDER):
-    """{task: ScoreTable} of one backbone in the paper's order of tasks; of another backbone where there is none of this."""
-    found = shipped.pairs(folder)
-    if not found:
-        raise FileNotFoundError(f"no ScoreTables in {folder}: make them first (see data/README.md)")
-    used = backbone if backbone in {name for _, name in found} else found[-1][1]
-    return {task: shipped.table(task, name, split, folder) for task, name in found if name == used}
 
 
 def paper(name, method=None):

@@ -54,6 +54,7 @@ def kept_bytes(backbone, rows, tokens):
     ids = torch.zeros(rows, tokens, dtype=torch.long, device=backbone.model.device)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         backbone.model.train()(input_ids=ids)
+    backbone.model.eval()  # as a Backbone always is
     return sum(tensor.untyped_storage().nbytes() for storage, tensor in kept.items() if storage not in weights)
 
 

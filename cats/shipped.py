@@ -12,11 +12,14 @@ import os
 import shutil
 from pathlib import Path
 
+from filelock import FileLock
+
 from cats.files import DATA, sha256, write_json, writing
 from cats.tables import ScoreTable
 
 FOLDER = Path(os.environ.get("CATS_TABLES", DATA / "tables"))  # the variable: figures of your own tables
 SPLITS = ("validation", "test")
+MAIN = ("mobilebert-uncased", "albert-xlarge-v2")  # stands for the paper's main model, and is it
 KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder
 
 
@@ -26,11 +29,25 @@ def manifest(folder=FOLDER):
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def pairs(folder=FOLDER, layers=None):
-    """(task, backbone) of the tables there are, in the paper's order of tasks; with `layers` only of backbones that deep."""
+def pairs(folder=FOLDER):
+    """(task, backbone) of the tables there are, backbone by backbone, in the paper's order of tasks."""
     order = ("imdb", "vitaminc", "ag_news", "stsb")
-    found = {(entry["task"], entry["backbone"]) for entry in manifest(folder).values() if layers in (None, entry["layers"])}
+    found = {(entry["task"], entry["backbone"]) for entry in manifest(folder).values()}
     return sorted(found, key=lambda pair: (pair[1], order.index(pair[0]) if pair[0] in order else len(order)))
+
+
+def main(wanted=MAIN[0], folder=FOLDER):
+    """The backbone to draw the paper's main figures from: the one wanted, if it is there, else one of MAIN, else the first with most layers."""
+    layers = {entry["backbone"]: entry["layers"] for _, entry in sorted(manifest(folder).items())}
+    if not layers:
+        raise FileNotFoundError(f"no ScoreTables in {folder}: make them first (see data/README.md)")
+    return next((name for name in (wanted, *MAIN) if name in layers), max(layers, key=layers.get))
+
+
+def tables(split, backbone=MAIN[0], folder=FOLDER):
+    """{task: ScoreTable} of one backbone in the paper's order of tasks; of another where there is none of this (see `main`)."""
+    used = main(backbone, folder)
+    return {task: table(task, name, split, folder) for task, name in pairs(folder) if name == used}
 
 
 def path(task, backbone, what, folder=FOLDER):
@@ -51,7 +68,7 @@ def table(task, backbone, split="test", folder=FOLDER):
 
 def add(run, folder=FOLDER):
     """Copy a finished run's tables, heads and meta classifiers, and enter them in the manifest."""
-    folder, entries = Path(folder), manifest(folder)
+    folder, entries = Path(folder), {}
     tables = {split: run.table(split) for split in SPLITS}  # made now if they are not there
     for what in KEPT:
         about = {"task": run.task.name, "backbone": run.backbone_name, "seed": run.seed, "what": what, "layers": run.backbone.n_layers}
@@ -61,5 +78,6 @@ def add(run, folder=FOLDER):
         entries[name] = about | {"sha256": sha256(folder / name), "bytes": (folder / name).stat().st_size}
         if what in tables:
             entries[name] |= {"inputs": len(tables[what]), "data": tables[what].metadata["data"]}
-    write_json(folder / "manifest.json", entries)
+    with FileLock(folder / "manifest.lock"):  # runs that end together must not lose each other's entries
+        write_json(folder / "manifest.json", manifest(folder) | entries)
     return folder

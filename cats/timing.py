@@ -63,38 +63,34 @@ class Replay(NamedTuple):
         return self.early.sum() / self.full.sum()
 
 
-def replay(cat, exits, tokens=64, batch_size=1, repeats=5, **options):
+def replay(cat, exits, tokens=64, batch_size=1, repeats=5):
     """`replays` of one array of exit layers."""
-    return replays(cat, {"": exits}, tokens, batch_size, repeats, **options)[""]
+    return replays(cat, {"": exits}, tokens, batch_size, repeats)[""]
 
 
-def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, wait=False, measure="meta", progress=False):
+def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None):
     """Time F, and the CAT on batches of random tokens whose rows exit at the layers of each pattern (a dict of arrays of
     one length, by name); all interleaved, repeat by repeat.
     At batch 1 every input is timed alone; else all of them at once, as `predict` runs them.
 
-    wait  keep finished rows in the batch until the slowest has exited, as most early-exit code does
+    measures  by name, what the CAT computes after each layer; "meta" where nothing is said
     """
-    l, n = cat.backbone.n_layers, len(next(iter(patterns.values())))
+    l, n, never = cat.backbone.n_layers, len(next(iter(patterns.values()))), np.full(cat.backbone.n_layers - 1, np.inf)
     ids = torch.randint(10, 1000, (n, tokens), generator=torch.Generator().manual_seed(0))
     cut = lambda some, size: [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in some.split(size)]
 
-    def early_exits(some, leave):
-        never = np.full(l - 1, np.inf)
-        if not wait:
-            return cat.run(cut(some, fresh(batch_size)), never, measure, decide=lambda k, scores, rows: leave[rows] == k)
-        for batch, slowest in zip(cut(some, batch_size), [part.max() for part in np.split(leave, range(batch_size, len(leave), batch_size))]):
-            cat.run([batch], never, measure, decide=lambda k, scores, rows: np.full(len(rows), slowest == k))
+    def early_exits(some, name, leave):
+        cat.run(cut(some, fresh(batch_size)), never, (measures or {}).get(name, "meta"), decide=lambda k, scores, rows: leave[rows] == k)
 
     starts, size = (range(n), 1) if batch_size == 1 else ([0], n)
     full, early = np.zeros((repeats + 1, len(starts))), {name: np.zeros((repeats + 1, len(starts))) for name in patterns}
-    for r in tqdm(range(repeats + 1), desc="repeats", disable=not progress):  # the first one warms up
+    for r in tqdm(range(repeats + 1), desc="repeats"):  # the first one warms up
         for g, i in enumerate(starts):
             some = ids[i : i + size]
             with torch.inference_mode():
                 full[r, g] = seconds(lambda: [cat.backbone.model(**batch) for batch in cut(some, batch_size)])
             for name, exits in patterns.items():
-                early[name][r, g] = seconds(lambda: early_exits(some, np.array(exits[i : i + size])))
+                early[name][r, g] = seconds(lambda: early_exits(some, name, np.array(exits[i : i + size])))
     full = full[1:]
     ratios = {name: times[1:].sum(axis=1) / full.sum(axis=1) for name, times in early.items()}
     return {
@@ -103,12 +99,18 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, wait=False, measu
     }
 
 
-def by_exit(cat, tokens=64, repeats=5, every=1, measure="meta"):
-    """T_G(k)/T_F (l,) of one input that exits at layer k: with it the time of any exits at batch 1 is a sum.
+def by_exit(cat, tokens=64, repeats=5, every=1, measures=("meta", "sm")):
+    """{measure: T_G(k)/T_F (l,)} of one input that exits at layer k: with it the time of any exits at batch 1 is a sum.
 
     every  measure each so many layers and the last, and interpolate between them, for models that take seconds
     """
     l = cat.backbone.n_layers
-    layers = np.union1d(np.arange(1, l, every), [l])
-    times = replay(cat, layers, tokens, 1, repeats, measure=measure)
-    return np.interp(np.arange(1, l + 1), layers, times.early / times.full.mean())
+    layers = measured(l, every)
+    times = replays(cat, dict.fromkeys(measures, layers), tokens, 1, repeats, dict(zip(measures, measures)))
+    # each exit beside the F that ran just before it: a machine that slows down slows both
+    return {measure: np.interp(np.arange(1, l + 1), layers, found.early / found.full) for measure, found in times.items()}
+
+
+def measured(l, every):
+    """The layers that `by_exit` measures."""
+    return np.union1d(np.arange(1, l, every), [l])

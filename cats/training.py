@@ -95,6 +95,9 @@ def fine_tune(
     A run that was interrupted goes on from its last checkpoint in folder/checkpoints.
     """
     task, folder = tasks.find(task), Path(folder)
+    others = sorted({path.name for path in folder.glob("*")} - {"checkpoints"})
+    if others:
+        raise FileExistsError(f"{folder} holds {', '.join(others[:3])}: it will be replaced by the model, so give a folder that is empty or not there")
     set_seed(seed)
     tokenizer, network = tokenizer_of(model), fresh_model(model, task)
     backbone = Backbone(network)

@@ -139,7 +139,8 @@ def proposition_31(population=Synthetic(), n=400, t=0.85, delta=0.01, trials=400
         scores, consistent, _ = population.draw(n, rng)
         agree[i] = _agrees(scores, consistent, thresholds).sum()
     possible = np.arange(n + 1)
-    p = stats.binom.pmf(possible, n, truth)[bound(possible, n, delta) <= truth].sum()  # exact, as s is discrete
+    below = stats.binom.sf(possible - 1, n, truth) >= delta  # when the bound has to lie below the truth, whatever computes it
+    p = stats.binom.pmf(possible, n, truth)[below].sum()  # exact, and at least 1-delta, as s is discrete
     held = (bound(agree, n, delta) <= truth).sum()
     simulated = f"{trials:,} samples of n={n}, fixed threshold {t}, δ={delta}"
     return count_check("Proposition 3.1", simulated, held, trials, min(p, 1.0), alarm)
@@ -326,6 +327,7 @@ def controls(seed=0, alarm=1e-5):
     return [
         lemma_a1(quantile=quantile_without_infinity, **common)._replace(claim="no ∞ in the quantile"),
         lemma_a1(quantile=quantile_off_by_one, **common)._replace(claim="rank off by one"),
+        proposition_31(bound=lambda s, n, delta: s / n, **common)._replace(claim="a bound without its margin"),
         tuned_bound(same_data=True, **common)._replace(claim="tuned and bounded on the same data"),
         marginal("first_exit", trained_on, tested=Synthetic(), claim="meta calibrated on its training data", **common),
         marginal("first_exit", tested=Synthetic().harder(), claim="test inputs harder than calibration", **common),

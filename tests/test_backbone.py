@@ -328,6 +328,11 @@ def test_unsupported_models(model):
     assert all(family in str(error.value) for family in FAMILIES)
 
 
+def test_several_labels_an_input_are_refused():
+    with pytest.raises(TypeError, match="several labels"):
+        Backbone(tiny(AutoModelForSequenceClassification, "bert", problem_type="multi_label_classification", **SMALL))
+
+
 def test_layers_come_in_order():
     backbone = build("bert")
     state = backbone.start(make_batch(backbone))

@@ -11,7 +11,7 @@ from test_backbone import CASES, build, make_batch  # tiny random models of ever
 import cats
 from cats import CAT, tasks
 from cats.backbone import Backbone
-from cats.cat import RUNTIME_MEASURES, as_float32, fresh
+from cats.cat import RUNTIME_MEASURES, fresh
 from cats.heads import Heads
 from cats.meta import Meta
 from cats.pipeline import scores_of
@@ -127,10 +127,13 @@ def test_never_more_rows_in_memory_than_the_batch_size(batch_size, easy):
     assert (cat.run(batches(), np.full(3, np.inf), decide=decide)[1] == exits).all()
 
 
-def test_comparing_in_float32_decides_as_float64():
-    values = np.array([0.1, 0.5, 1 / 3, 0.9], np.float32)
-    for threshold in [*values.astype(float), 0.1, 1 / 3, 0.9, np.inf, -np.inf, *(values.astype(float) - 1e-12), *(values.astype(float) + 1e-12)]:
-        np.testing.assert_array_equal(values > as_float32([threshold])[0], values.astype(float) > threshold)
+@pytest.mark.parametrize("streak", [0, 1, 2])
+def test_a_score_equal_to_its_threshold_does_not_exit(streak):
+    """The rule is strict, and with patience ties are no accident: a calibrated threshold is itself a score."""
+    cat, batch = random_cat(build("bert"))
+    scores, thresholds = cat.table.scores("patience"), np.full(3, streak / 3)
+    assert (scores == streak / 3).any()
+    np.testing.assert_array_equal(cat.run([batch], thresholds, "patience")[1], cats.exit_layers(scores, thresholds))
 
 
 # --- on text, with a real tokenizer -----------------------------------------------------------------------------------
@@ -212,10 +215,21 @@ def test_odd_inputs(demo):
             cat.predict(bad)
     with pytest.raises(ValueError, match="exit by meta, sm"):
         cat.predict(texts["test"][:2], 0.2, measure="random")
+    with pytest.raises(TypeError, match="inputs of 1 text, got 2"):
+        cat.predict([("a", "b")])
+    for bad in (0.5, [0.5] * 10, [0.5] * 12, [np.nan] * 11):
+        with pytest.raises(ValueError, match="needs 11 thresholds"):
+            cat.predict(["a"], thresholds=bad)
+    with pytest.raises(TypeError, match="delta would have no effect"):
+        cat.predict(["a"], thresholds=[0.5] * 11, delta=0.1)
 
 
 def test_fit_refuses_and_warns(demo):
     cat, texts = demo
+    with pytest.raises(TypeError, match="1 and calibration inputs 2 texts"):
+        CAT.fit(cat.backbone, texts["train"], [("a", "b")] * 20, tokenizer=cat.tokenizer)
+    with pytest.raises(ValueError, match="class numbers from 0 to 1"):
+        CAT.fit(cat.backbone, texts["train"], texts["validation"], labels=np.arange(200), tokenizer=cat.tokenizer)
     with pytest.raises(ValueError, match="at least 10 tuning texts"):
         CAT.fit(cat.backbone, texts["train"][:3], texts["validation"], tokenizer=cat.tokenizer)
     with pytest.warns(UserWarning, match="5 calibration texts are also tuning texts"):
@@ -232,6 +246,10 @@ def test_mixed_precision_is_part_of_the_promise(demo):
         reference = cat.backbone.model(**batch).logits.float().numpy()
     out = low.predict(texts["test"], 0.005)
     np.testing.assert_allclose(out.probabilities, torch.softmax(torch.tensor(reference), -1), atol=2e-2)
+    # heads and scores stay in float32, so early exits are those of the calibration table, but for scores within rounding of F
+    thresholds = np.full(11, np.median(low.table.scores("meta")))
+    own = low.predict(texts["validation"], thresholds=thresholds)
+    assert own.exit_layers.min() < 12 and (own.exit_layers == cats.exit_layers(low.table.scores("meta"), thresholds)).mean() > 0.9
 
 
 def test_pairs_and_regression():
@@ -264,9 +282,10 @@ def test_round_trip(demo, saved, tmp_path):
         "README.md", "backbone", "calibration.safetensors", "cat.json", "heads.safetensors", "meta.safetensors"]  # fmt: skip
     card = (saved / "README.md").read_text()
     assert "100\ncalibration inputs" in card and "smallest ε it can promise is **0.0099**" in card and "tuning: 200" in card
-    # by reference: the backbone stays where it is
+    # by reference: the backbone stays where it is, the tokenizer does not
+    back.tokenizer.model_max_length = 33
     reference = back.save_pretrained(tmp_path / "thin", backbone=False)
-    assert not (reference / "backbone").exists()
+    assert not (reference / "backbone").exists() and CAT.from_pretrained(reference).tokenizer.model_max_length == 33
     assert (CAT.from_pretrained(reference).predict(texts["test"], 0.3).exit_layers == b.exit_layers).all()
     assert (CAT.from_pretrained(reference, backbone=saved / "backbone").thresholds(0.3) == back.thresholds(0.3)).all()
 
@@ -305,11 +324,38 @@ def test_parts_of_two_cats_are_refused(saved, tmp_path):
         CAT(back.backbone, back.tokenizer, Heads(11, 63, 2), back.meta, back.table)
 
 
+def test_saving_what_cannot_be_saved_leaves_the_old_cat_alone(demo, saved, tmp_path):
+    folder = changed(saved, tmp_path)
+    assert not demo[0].backbone.model.name_or_path
+    with pytest.raises(ValueError, match="not loaded from anywhere"):
+        demo[0].save_pretrained(folder, backbone=False)
+    assert (CAT.from_pretrained(folder).thresholds(0.3) == demo[0].thresholds(0.3)).all()
+
+
+def test_another_tokenizer_is_refused(saved, tmp_path):
+    folder = changed(saved, tmp_path)
+    (folder / "backbone/tokenizer.json").write_text((folder / "backbone/tokenizer.json").read_text().replace("good", "bad"))
+    with pytest.raises(ValueError, match="missing or was changed"):
+        CAT.from_pretrained(folder)
+
+
+def test_a_half_precision_backbone_comes_back_as_it_was(saved, demo, tmp_path):
+    texts, quick = demo[1], {"early": {"epochs": 1}, "meta": {"epochs": 1}}
+    half = Backbone.from_pretrained(saved / "backbone", dtype=torch.bfloat16)
+    (tmp_path / "work/calibration").mkdir(parents=True)
+    (tmp_path / "work/calibration/mine.txt").write_text("not yours")
+    cat = CAT.fit(half, texts["train"], texts["validation"], tokenizer=demo[0].tokenizer, max_length=40, folder=tmp_path / "work", **quick)
+    assert (tmp_path / "work/calibration/mine.txt").exists()  # a folder that is given is not ours to clear
+    folder = cat.save_pretrained(tmp_path / "half")
+    for back in (CAT.from_pretrained(folder), CAT.from_pretrained(folder, backbone=half)):
+        assert (back.predict(texts["test"], 0.3).exit_layers == cat.predict(texts["test"], 0.3).exit_layers).all()
+
+
 def test_folders_that_hold_no_cat(saved, tmp_path):
     with pytest.raises(FileNotFoundError, match="no CAT"):
         CAT.from_pretrained(tmp_path)
     folder = changed(saved, tmp_path)
     card = json.loads((folder / "cat.json").read_text())
     (folder / "cat.json").write_text(json.dumps(card | {"format": "other"}))
-    with pytest.raises(ValueError, match="expected 'cats.CAT/1'"):
+    with pytest.raises(ValueError, match="expected 'cats.CAT/2'"):
         CAT.from_pretrained(folder)

@@ -155,3 +155,9 @@ def test_recalibrate_is_calibrate_on_part_of_a_table():
         exits = cats.exit_layers(table.scores()[~keep], taus)
         assert taus[0] == row.threshold and np.isclose(exits.mean(), row.layers)
         assert np.isclose(1 - agree[~keep][np.arange(80), exits - 1].mean(), row.risk)
+
+
+def test_delta_is_the_confidence_of_every_bound():
+    table = cats.Synthetic(layers=4).table(400)
+    strict, loose = (cats.evaluate(table, ["naive", "shared"], ["meta"], [0.1], 3, delta=delta).groupby("method")["bound"].mean() for delta in (0.01, 0.2))
+    assert (strict < loose).all()

@@ -9,7 +9,6 @@ from IPython.display import Markdown
 
 import cats
 from cats import evaluate, plots, report
-from cats.files import sha256
 
 ROWS = ["static", "shared/sm", "shared/meta", "oracle"]
 
@@ -91,19 +90,6 @@ def test_rank_agreement():
     frame = pd.DataFrame({"task": "imdb", "target": [0.9] * 3 + [0.8] * 3, "layers": [1, 2, 3] * 2, "layers_paper": [4, 5, 6, 6, 5, 4]})
     assert np.allclose(report.rank_agreement(frame), [1, -1])
     assert report.rank_agreement(frame.drop(columns="layers_paper")).empty
-
-
-def test_tables_of_a_folder(tables, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no ScoreTables"):
-        report.tables("test", folder=tmp_path)
-    entries = {}
-    for task, backbone in (("stsb", "small"), ("imdb", "small"), ("imdb", "other")):
-        path = tables[task].save(tmp_path / f"{task}-{backbone}-test.safetensors")
-        entries[path.name] = {"task": task, "backbone": backbone, "what": "test", "layers": tables[task].n_layers, "sha256": sha256(path)}
-    (tmp_path / "manifest.json").write_text(json.dumps(entries))
-    assert list(report.tables("test", "small", tmp_path)) == ["imdb", "stsb"]
-    assert list(report.tables("test", "other", tmp_path)) == ["imdb"]
-    assert list(report.tables("test", "absent", tmp_path)) == ["imdb", "stsb"]
 
 
 def test_layer_shares_and_caveats(tables, numbers):

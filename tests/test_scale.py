@@ -22,6 +22,7 @@ def test_shapes_alone_count_as_the_model_itself_does(monkeypatch, hub, name):
     real = Backbone(AutoModelForSequenceClassification.from_config(shaped.model.config, attn_implementation="eager"))
     assert scale.parameters(shaped) == scale.parameters(real) and shaped.num_labels == 3
     assert scale.kept_bytes(shaped, 4, 16) == scale.kept_bytes(real, 4, 16)
+    assert not real.model.training  # a Backbone has no dropout, before and after
     assert scale.kept_bytes(shaped, 8, 16) > 1.9 * scale.kept_bytes(shaped, 4, 16)  # rows add up; a mask or two does not grow
 
 

@@ -45,8 +45,16 @@ def test_pairs_follow_the_papers_order_of_tasks(folder):
     deep = [("imdb", "deep"), ("stsb", "deep"), ("own_task", "deep")]
     shallow = [("vitaminc", "shallow"), ("ag_news", "shallow")]
     assert shipped.pairs(folder) == deep + shallow
-    assert shipped.pairs(folder, layers=6) == deep and shipped.pairs(folder, layers=4) == shallow
-    assert shipped.pairs(folder, layers=5) == []
+
+
+def test_the_main_figures_come_from_one_backbone(folder):
+    """The one that is wanted, or one of MAIN, or the deepest there is; not whichever sorts first."""
+    assert [shipped.main(wanted, folder) for wanted in ("shallow", "deep", "absent")] == ["shallow", "deep", "deep"]
+    assert list(shipped.tables("test", "absent", folder)) == ["imdb", "stsb", "own_task"]
+    assert shipped.tables("test", "shallow", folder)["ag_news"].n_layers == 4
+    entries = shipped.manifest(folder)
+    write_json(folder / "manifest.json", entries | {"a": {"task": "imdb", "backbone": "albert-xlarge-v2", "what": "test", "layers": 5}})
+    assert shipped.main("absent", folder) == "albert-xlarge-v2"
 
 
 def test_a_changed_byte_is_refused(folder):
@@ -87,6 +95,8 @@ def test_a_file_that_no_manifest_names_is_not_loaded(folder):
 
 def test_an_empty_folder_has_no_pairs(tmp_path):
     assert shipped.manifest(tmp_path) == {} and shipped.pairs(tmp_path) == []
+    with pytest.raises(FileNotFoundError, match="no ScoreTables"):
+        shipped.tables("test", folder=tmp_path)
     with pytest.raises(FileNotFoundError, match="there are none"):
         shipped.table("imdb", "deep", "test", tmp_path)
 
@@ -108,9 +118,9 @@ def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
         assert entry["sha256"] == sha256(file) and entry["bytes"] == file.stat().st_size
         assert (entry["task"], entry["backbone"], entry["seed"], entry["layers"]) == ("similarity", "demo", 0, 12)
         assert ("inputs" in entry) == (entry["what"] in ("validation", "test"))  # "meta" is also a part of the training data
-    assert {p.name for p in folder.iterdir()} == {*entries, "manifest.json"}  # nothing half-written is left
+    assert {p.name for p in folder.iterdir()} == {*entries, "manifest.json", "manifest.lock"}  # nothing half-written is left
     # what comes back is what the run has
-    assert ("similarity", "demo") in shipped.pairs(folder, layers=12)
+    assert ("similarity", "demo") in shipped.pairs(folder)
     for split in ("validation", "test"):
         table, entry = shipped.table("similarity", "demo", split, folder), new[f"similarity-demo-{split}.safetensors"]
         assert table.sha256 == run.table(split).sha256 and table.metadata["split"] == split
@@ -118,7 +128,14 @@ def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
     for kind, what, module in ((Heads, "heads", run.heads), (Meta, "meta", run.metas)):
         back, _ = load_module(kind, shipped.path("similarity", "demo", what, folder))
         assert all((back.state_dict()[name] == tensor).all() for name, tensor in module.state_dict().items())
-    # adding it again changes nothing
+    # adding it again changes nothing, and what another run enters meanwhile is kept
+    late = {"late.safetensors": {"task": "late", "backbone": "other"}}
+    table = run.table
+    run.table = lambda split: write_json(folder / "manifest.json", entries | late) or table(split)
+    shipped.add(run, folder)
+    assert shipped.manifest(folder) == entries | late
+    write_json(folder / "manifest.json", entries)
+    run.table = table
     content = (folder / "manifest.json").read_bytes()
     shipped.add(run, folder)
     assert (folder / "manifest.json").read_bytes() == content
