@@ -8,6 +8,7 @@ A chunk is a random part of the data: inside it inputs are sorted by length for 
 import json
 import shutil
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,12 @@ from cats.files import write_json, writing
 
 CHUNK = 512  # inputs a file
 TOKENS = 4096  # tokens a batch
+
+
+def processes():
+    """The processes that share the work, of which this is one: as many as were launched, on CPUs as well as on GPUs."""
+    # without cpu=True every CPU process would think it is alone; the others wait while the first one trains heads
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=1))
 
 
 def tokenise(tokenizer, data, columns, max_length):
@@ -81,14 +88,14 @@ def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TO
         "max_length": max_length,
         "autocast": autocast,
     }
-    processes = PartialState()
-    if processes.is_main_process and (folder / "plan.json").exists() and json.loads((folder / "plan.json").read_text()) != plan:
+    group = processes()
+    if group.is_main_process and (folder / "plan.json").exists() and json.loads((folder / "plan.json").read_text()) != plan:
         shutil.rmtree(folder)
-    if processes.is_main_process:
+    if group.is_main_process:
         write_json(folder / "plan.json", plan)
-    processes.wait_for_everyone()
+    group.wait_for_everyone()
     states = States(folder)
-    mine = range(processes.process_index, states.n_chunks, processes.num_processes)
+    mine = range(group.process_index, states.n_chunks, group.num_processes)
     todo = [i for i in mine if not states.path(i).exists()]
     done = sum(len(states.rows(i)) for i in mine) - sum(len(states.rows(i)) for i in todo)
     bar = tqdm(total=sum(len(states.rows(i)) for i in mine), initial=done, unit="inputs", desc=reads, disable=not todo)
@@ -108,7 +115,7 @@ def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TO
         with writing(states.path(i)) as aside:
             save_file(parts, aside)
     bar.close()
-    processes.wait_for_everyone()
+    group.wait_for_everyone()
     return states
 
 

@@ -7,7 +7,7 @@
 A step that is there and was made with the same settings from the same inputs is loaded; else it is made. A killed run
 goes on where it was. One set of settings is one folder. On several GPUs or machines the same, settings as JSON:
 
-    accelerate launch --num_processes 4 -m cats.pipeline '{"task": "imdb", "model": "albert-xlarge-v2", "folder": "build/imdb"}'
+    accelerate launch --multi_gpu --num_processes 4 -m cats.pipeline '{"task": "imdb", "model": "albert-xlarge-v2", "folder": "build/imdb"}'
 """
 
 import argparse
@@ -20,12 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from cats import demo, tasks
-from cats.extraction import extract
+from cats.extraction import extract, processes
 from cats.files import BUILD, ROOT, versions, write_json, writing
 from cats.heads import Heads, fit_temperatures, train_heads
 from cats.meta import Meta, score, train_meta
@@ -97,14 +96,14 @@ class Run:
 
         `prepare` runs F, which all processes share; `make` is small, gets what that returned, and runs in the first one alone.
         """
-        record, processes = path.with_name(f"{path.stem}.settings.json"), PartialState()
+        record, group = path.with_name(f"{path.stem}.settings.json"), processes()
         if not (path.exists() and _says(record, settings)):
             prepared = prepare()
-            if processes.is_main_process:
+            if group.is_main_process:
                 record.unlink(missing_ok=True)  # until the new file is whole, no old record may vouch for it
                 make(prepared)
                 write_json(record, settings)
-            processes.wait_for_everyone()
+            group.wait_for_everyone()
 
     @cached_property
     def _model(self):
@@ -113,10 +112,10 @@ class Run:
         settings = {"model": str(self.model), "training": self.training, "seed": self.seed}
         settings["data"] = tasks.fingerprint(self.data["train"])
         folder, record = self.folder / "model", self.folder / "model.settings.json"
-        if PartialState().is_main_process and not _says(record, settings):  # neither a model nor checkpoints of other settings may be taken up
+        if processes().is_main_process and not _says(record, settings):  # neither a model nor checkpoints of other settings may be taken up
             shutil.rmtree(folder, ignore_errors=True)
             write_json(record, settings)
-        PartialState().wait_for_everyone()
+        processes().wait_for_everyone()
         if not (folder / "config.json").exists():
             fine_tune(self.task, self.data, self.model, folder, seed=self.seed, **self.training)
         return load_fine_tuned(folder, self.task)
@@ -272,4 +271,5 @@ if __name__ == "__main__":
     parser.add_argument("settings", help="the arguments of cats.pipeline.Run, as JSON")
     parser.add_argument("--until", choices=STEPS, default="tables")
     arguments = parser.parse_args()
+    print(f"process {processes().process_index + 1} of {processes().num_processes}", flush=True)
     STEPS[arguments.until](Run(**json.loads(arguments.settings)))

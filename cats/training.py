@@ -5,13 +5,12 @@ import shutil
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments, set_seed
 
 from cats import demo, tasks
 from cats.backbone import Backbone
-from cats.extraction import collate, tokenise
+from cats.extraction import collate, processes, tokenise
 from cats.files import write_json
 
 
@@ -123,6 +122,7 @@ def fine_tune(
             warmup_steps=warmup,
             weight_decay=weight_decay,
             seed=seed,
+            use_cpu=not torch.accelerator.is_available(),  # as `processes` sees it
             report_to="none",
             remove_unused_columns=False,
             dataloader_pin_memory=torch.cuda.is_available(),
@@ -151,7 +151,7 @@ def load_fine_tuned(folder, task):
     task, backbone = tasks.find(task), Backbone.from_pretrained(folder)
     if backbone.num_labels != task.n_outputs:
         raise ValueError(f"{folder} was fine-tuned for {backbone.num_labels} outputs, {task.name} has {task.n_outputs}")
-    backbone.model.to(PartialState().device)
+    backbone.model.to(processes().device)
     return backbone, AutoTokenizer.from_pretrained(folder)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,20 +20,25 @@ EXTRACT = """
 import sys
 from cats import tasks
 from cats.backbone import Backbone
-from cats.extraction import extract
+from cats.extraction import extract, processes
 from transformers import AutoTokenizer
 model, folder = sys.argv[1:]
+print(f"process {processes().process_index + 1} of {processes().num_processes}", flush=True)
 data = tasks.load("sentiment", limit={"train": 101})["train"]
 extract(Backbone.from_pretrained(model), AutoTokenizer.from_pretrained(model), data, ["text"], folder, max_length=32, chunk=7)
 """
 
 
 def processes(n, *arguments):
-    """Run a Python program in n processes, one thread each: the number of threads decides how sums are rounded."""
-    launch = [] if n == 1 else ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(n), "--num_machines", "1", "--mixed_precision", "no"]
+    """Run a Python program in n processes, one thread each: the number of threads decides how sums are rounded.
+
+    `--multi_gpu` is the launcher that starts several processes; with `--cpu` it starts one, whatever number it is given.
+    """
+    launch = [] if n == 1 else ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(n), "--num_machines", "1", "--mixed_precision", "no"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, *launch, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=600)
     assert not done.returncode, done.stderr[-3000:]
+    assert sorted(re.findall(r"process \d of \d", done.stdout)) == [f"process {i + 1} of {n}" for i in range(n)]  # they know of each other
 
 
 @pytest.fixture(scope="module")
