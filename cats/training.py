@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import torch
@@ -82,6 +83,14 @@ def last_checkpoint(folder):
     return max(whole, key=lambda path: int(path.name.split("-")[1]), default=None)
 
 
+def warn_if_diverged(losses):
+    """An F that has learned nothing can be calibrated, too, and nothing later would look wrong."""
+    end = losses[-len(losses) // 4 :]
+    first, last = losses[0] if losses else 0, sum(end) / max(1, len(end))
+    if not last <= 1.2 * first:  # also where it is not a number
+        warnings.warn(f"the training loss went from {first:.3g} to {last:.3g}: F has diverged. Lower the learning rate and train it again", stacklevel=3)
+
+
 def fine_tune(
     task, data, model, folder, *,
     epochs=3, learning_rate=2e-5, batch_size=32, warmup=0.1, weight_decay=0.01, max_length=None, seed=0, standardise=None, **arguments,
@@ -139,6 +148,7 @@ def fine_tune(
         network.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
         log = [entry for entry in trainer.state.log_history if "loss" in entry]
+        warn_if_diverged([float(entry["loss"]) for entry in log])
         write_json(aside / "training.json", {"log": log, "max_length": max_length})
         shutil.rmtree(folder)
         aside.rename(folder)

@@ -1,6 +1,7 @@
 """From text to states, heads, meta classifiers and tables, on tiny real models: fast paths against slow and obvious ones."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from cats.extraction import States, by_length, collate, extract, keep_cls, token
 from cats.heads import UPDATES, Heads, fit_temperatures, moments, train_heads
 from cats.meta import FEATURES, Meta, consistent, features, score, train_meta
 from cats.pipeline import Run, load_module, save_module
-from cats.training import fine_tune, fold_classifier, fresh_model, last_checkpoint, load_fine_tuned, standardise_classifier, tokenizer_of
+from cats.training import fine_tune, fold_classifier, fresh_model, last_checkpoint, load_fine_tuned, standardise_classifier, tokenizer_of, warn_if_diverged
 
 SIZES = {"train": 120, "validation": 40, "test": 40}
 QUICK = dict(model="demo", limit=SIZES, training={"epochs": 1}, early={"epochs": 2}, meta={"epochs": 2})
@@ -418,3 +419,10 @@ def test_nothing_is_calibrated_that_was_trained_on():
 
 def test_two_seeds_give_two_runs():
     assert len({Run("topics", seed=1).folder, Run("topics").folder, Run("topics", "demo-shared").folder}) == 3
+
+
+@pytest.mark.parametrize("losses, warned", [([1.0, 0.9, 0.8, 0.5], False), ([1.02, 0.98, 24.0, 9.0, 2.0, 1.4, 1.3, 1.25], True), ([1.0, float("nan")], True), ([0.7], False)])
+def test_a_model_that_diverged_is_not_passed_over_in_silence(losses, warned):
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        warn_if_diverged(losses)
+    assert bool(caught) == warned
