@@ -38,6 +38,7 @@ TABLES = os.environ["CATS_TABLES"] = os.path.abspath(os.environ.get("CATS_TABLES
 wildcard_constraints:
     stage="|".join(STAGES),
     run="|".join(RUNS) or "none",
+    notebook="[^/]+",  # a job of a cluster knows its own rule alone: a stage's notebook must not look like one of these
 
 
 SCORED = expand(f"{OUT}/runs/{{run}}/{STAGES[-1]}.ipynb", run=RUNS)
