@@ -23,6 +23,18 @@ table { border-collapse: collapse; font-size: .85rem } td, th { padding: .15rem 
 figcaption, footer { color: #666; font-size: .85rem }
 """
 
+LETTERS = {r"\varepsilon": "ε", r"\delta": "δ", r"\tau": "τ", r"\infty": "∞", r"\le": "≤", r"\ge": "≥", r"\mid": "|", r"\cdot": "·", r"\lceil": "⌈", r"\rceil": "⌉"}
+
+
+def plain(text):
+    """The notebooks' short formulas in plain letters: the page works without a network, so it has no MathJax."""
+
+    def letters(found):
+        named = re.sub(r"\\(?:text|mathrm)\{([^}]*)\}", r"\1", found[1])
+        return re.sub(r"\\[a-z]+", lambda name: LETTERS.get(name[0], name[0]), named)
+
+    return re.sub(r"\$([^$\n]+)\$", letters, text)
+
 
 def section(path, figures=FIGURES):
     """One executed notebook as (title, HTML)."""
@@ -34,13 +46,13 @@ def section(path, figures=FIGURES):
     pattern = f"{path.stem}*"
     if path.parent.parent.name == "runs":  # a stage of a training run
         pattern, title = f"{path.stem}*-{path.parent.name}", f"{title} ({path.parent.name})"
-    parts = [markdown2html(intro)]
+    parts = [markdown2html(plain(intro))]
     for picture in sorted(Path(figures).glob(f"{pattern}.png")):
         links = ", ".join(f'<a href="{file.name}">{file.suffix[1:]}</a>' for file in sorted(Path(figures).glob(f"{picture.stem}.*")))
         parts.append(f'<figure><img src="{picture.name}" alt="{html.escape(picture.stem)}"><figcaption>{picture.stem}: {links}</figcaption></figure>')
     for table in sorted(Path(figures).glob(f"{pattern}.md")):
         parts.append(f'<div class="wide">{markdown2html(table.read_text())}</div>')
-    return title, "\n".join(parts + [markdown2html(text) for text in read[-1:]])
+    return title, "\n".join(parts + [markdown2html(plain(text)) for text in read[-1:]])
 
 
 def write(paths, figures=FIGURES):

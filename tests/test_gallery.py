@@ -28,3 +28,7 @@ def test_page(tmp_path):
     assert "<td>7.10</td>" in page.replace(' style="text-align: left;"', "").replace(' style="text-align:left"', "")
     assert "<em>agrees</em>" in page and 'src="05_scores-imdb-tiny-0.png"' in page and "imdb-other" not in page
     assert gallery.write([stage, one], figures).read_text() == page
+
+
+def test_formulas_are_readable_without_mathjax():
+    assert gallery.plain(r"above $P(F=Y)-\varepsilon$, $V \le \tau$ and $r=3$; costs 5 $") == "above P(F=Y)-ε, V ≤ τ and r=3; costs 5 $"
