@@ -20,7 +20,7 @@ The test to pass: stepping through all layers gives the logits of the model itse
 """
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -222,9 +222,11 @@ class Backbone:
         if config.problem_type == "multi_label_classification":
             raise TypeError(f"{type(model).__name__} gives several labels to an input (problem_type multi_label_classification); agreement is about one label here")
         self.model = model.eval()  # F is fixed: no dropout
+        self._weight = next(weight for weight in model.parameters() if weight.is_floating_point())
         self.glue = FAMILIES[self.family](model)
         self.layers = list(self.glue.layers())
         self.n_layers, self.hidden_size, self.num_labels = len(self.layers), config.hidden_size, config.num_labels
+        self.token_types = getattr(config, "type_vocab_size", 0) > 1  # else they are ignored
 
     @classmethod
     def from_pretrained(cls, name_or_path, **kwargs):
@@ -259,6 +261,15 @@ class Backbone:
         return digest.hexdigest()
 
     @property
+    def device(self):
+        """Where F is; the model's own `device` looks for a parameter each time, and that costs a tenth of a small layer."""
+        return self._weight.device
+
+    @property
+    def dtype(self):
+        return self._weight.dtype
+
+    @property
     def extra_padding(self):
         """Columns of padding that every row must end in, for its answer not to depend on the other rows of its batch."""
         return 1 if self.family == "mobilebert" else 0
@@ -277,15 +288,12 @@ class Backbone:
         batch: a mapping with `input_ids` (rows, tokens), and perhaps `attention_mask` (default: no padding) and `token_type_ids`
         (ignored by models that know only one type). Tensors are moved to the model's device.
         """
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if batch.get(name) is not None}
-        shapes = {name: tuple(value.shape) for name, value in inputs.items()}
-        if len(shapes["input_ids"]) != 2 or len(set(shapes.values())) > 1:
-            raise ValueError(f"start wants tensors of one shape (rows, tokens), got {shapes}")
-        inputs = {name: value.to(self.model.device) for name, value in inputs.items()}
-        ids = inputs["input_ids"]
-        mask = inputs.get("attention_mask", torch.ones_like(ids)).long()  # DeBERTa subtracts it, so it must not be bool
-        types = inputs.get("token_type_ids") if getattr(self.model.config, "type_vocab_size", 0) > 1 else None
-        hidden = self.glue.embed(ids, types, mask)  # (rows, tokens, d)
+        inputs = {name: batch[name].to(self.device) for name in ("input_ids", "attention_mask", "token_type_ids") if batch.get(name) is not None}
+        ids, mask, types = inputs["input_ids"], inputs.get("attention_mask"), inputs.get("token_type_ids")
+        if ids.dim() != 2 or any(value.shape != ids.shape for value in inputs.values()):
+            raise ValueError(f"start wants tensors of one shape (rows, tokens), got { {name: tuple(value.shape) for name, value in inputs.items()} }")
+        mask = torch.ones_like(ids) if mask is None else mask.long()  # DeBERTa subtracts it, so it must not be bool
+        hidden = self.glue.embed(ids, types if self.token_types else None, mask)  # (rows, tokens, d)
         return State(hidden, mask, self.glue.context(hidden, mask))
 
     def step(self, state, k) -> State:
@@ -295,7 +303,7 @@ class Backbone:
         hidden = state.hidden
         if len(hidden):  # Hugging Face's layers fail on an empty batch; a loop in which every row has exited need not
             hidden = self.glue.apply(self.layers[k - 1], hidden, state.mask, state.context)
-        return replace(state, hidden=hidden, layer=k)
+        return State(hidden, state.mask, state.context, k)
 
     def cls(self, state) -> Tensor:
         """h_[CLS] after the current layer (Section 3.1), (rows, d): what the early heads read.
@@ -303,7 +311,7 @@ class Backbone:
         As everywhere in transformers this is position 0, also where that is padding: pad on the right. For ModernBERT it is the
         residual stream, before the final norm.
         """
-        return state.hidden[:, 0]
+        return state.hidden.select(1, 0)
 
     def finish(self, state) -> Tensor:
         """Logits of F itself, (rows, C), after layer l: its own pooler, norm and classifier."""
@@ -323,7 +331,7 @@ class Backbone:
         if trim and len(mask) and mask[:, 0].all():
             width = int(mask.any(0).nonzero().max()) + 1
         hidden, mask = state.hidden[rows, :width], mask[:, :width]
-        return replace(state, hidden=hidden, mask=mask, context=self.glue.context(hidden, mask))
+        return State(hidden, mask, self.glue.context(hidden, mask), state.layer)
 
     def join(self, first, second) -> State:
         """The rows of two states of the same layer as one."""

@@ -10,16 +10,15 @@ inputs' outputs are kept as a ScoreTable: thresholds for any ε, calibrator, mea
 """
 
 import json
+import math
 import tempfile
 import warnings
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import expit
 from transformers import AutoTokenizer
 
 from cats import calibration, evaluation, measures, tasks
@@ -27,7 +26,7 @@ from cats.backbone import Backbone, State
 from cats.extraction import collate, extract, mixed, tokenise
 from cats.files import sha256, versions, write_json, writing
 from cats.heads import Heads, fit_temperatures, train_heads
-from cats.meta import Meta, layout, train_meta
+from cats.meta import Meta, believed_alone, layout, predicted, predicted_alone, train_meta
 from cats.pipeline import load_module, module_hash, save_module, scores_of, table_of
 from cats.tables import TAU, ScoreTable
 
@@ -59,7 +58,7 @@ class CAT:
         self.texts = texts  # of an input: 1 or 2, or None where that is not known
         self.about, self._sets = dict(about or {}), {}
         self.exits = [{**self.heads.layer(k), **self.meta.layer(k)} for k in range(1, backbone.n_layers)]
-        self.others, self.layout = np.arange(1, backbone.num_labels), layout(meta, heads)
+        self.layout = layout(meta, heads)
 
     def __repr__(self):
         return f"CAT({self.backbone.family}, {self.backbone.n_layers} layers, {len(self.table)} calibration inputs, {self.measure})"
@@ -176,7 +175,7 @@ class CAT:
         """
         loop = Loop(self, thresholds, decide)
         waiting, n, room = None, 0, 0
-        with mixed(self.autocast, self.backbone.model.device):
+        with mixed(self.autocast, self.backbone.device):
             for batch in batches:
                 size = len(batch["input_ids"])
                 room = max(room, size)
@@ -215,7 +214,7 @@ class CAT:
             files[Path(name).as_posix()] = sha256(folder / name)
         with writing(folder / "README.md") as aside:
             aside.write_text(card)
-        weights = {"fingerprint": self.backbone.fingerprint, "dtype": str(self.backbone.model.dtype).removeprefix("torch.")}
+        weights = {"fingerprint": self.backbone.fingerprint, "dtype": str(self.backbone.dtype).removeprefix("torch.")}
         write_json(
             folder / "cat.json",
             {
@@ -285,12 +284,12 @@ class Loop:
     """One call of `run`: which rows leave after which layer, and what they leave with."""
 
     def __init__(self, cat, thresholds, decide):
-        device, l = cat.backbone.model.device, cat.backbone.n_layers
         self.backbone, self.decide, self.bars = cat.backbone, decide, np.asarray(thresholds, dtype=float)
-        if self.bars.shape != (l - 1,) or np.isnan(self.bars).any():
+        l = self.backbone.n_layers
+        if self.bars.shape != (l - 1,) or any(map(math.isnan, self.bars)):
             raise ValueError(f"a CAT of {l} layers needs {l - 1} thresholds, none of them NaN, got {thresholds!r}")
-        self.last = l - 1 if decide else max(np.flatnonzero(self.bars < np.inf) + 1, default=0)  # nothing leaves early after it
-        self.plain = device.type == "cpu" and not cat.autocast and cat.backbone.model.dtype == torch.float32
+        self.last = l - 1 if decide else max((k for k in range(1, l) if self.bars[k - 1] < np.inf), default=0)  # nothing leaves early after it
+        self.plain = self.backbone.device.type == "cpu" and not cat.autocast and self.backbone.dtype == torch.float32
         self.left = []  # (rows, logits, layer, confidences) of those that have left
 
     def advance(self, flight, rows=0, layer=None):
@@ -309,12 +308,14 @@ class Loop:
     def leave(self, flight, k):
         """The rows that exit at layer k leave the flight."""
         cls = self.backbone.cls(flight.state)
-        # F may run in lower precision, heads and scores do not
-        with nullcontext() if self.plain else torch.autocast("cpu", enabled=False):
-            early, scores = flight.scorer(k, cls if self.plain else cls.float().cpu())
+        if self.plain:
+            early, scores = flight.scorer(k, cls)
+        else:  # F may run elsewhere and in lower precision, heads and scores do not
+            with torch.autocast("cpu", enabled=False):
+                early, scores = flight.scorer(k, cls.float().cpu())
         leaves = self.decide(k, scores, flight.rows) if self.decide else scores > self.bars[k - 1]
-        if leaves.any():
-            self.left.append((flight.rows[leaves], early[leaves], k, scores[leaves]))
+        if np.count_nonzero(leaves):
+            self.left.append((flight.rows[leaves], early.numpy()[leaves], k, scores[leaves]))
             stays = np.flatnonzero(~leaves)
             flight.rows = flight.rows[stays]
             if len(stays):
@@ -343,68 +344,57 @@ class Loop:
 class Scorer:
     """Early predictions and their confidence, layer after layer, for the rows still there: what a layer needs of the past.
 
-    It runs in NumPy on the host, whatever device F runs on: heads are tiny, the decision to leave is taken on the host
-    anyway, and twenty small tensor operations would cost more than the work they do.
+    It runs on the host, whatever device F runs on: heads are tiny, and the decision to leave is taken there anyway.
+    By torch and not by NumPy, whose BLAS has threads of its own, which go on spinning and take the cores from F's layers.
     """
 
     def __init__(self, cat, measure, n):
-        self.cat, self.measure, self.history, self.drop = cat, measure, cat.heads.history, cat.meta.drop
+        self.cat, self.measure, self.history, self.layout = cat, measure, cat.heads.history, cat.layout
         # whether a layer's score depends on the layers before it: then heads run at every layer
-        self.needs_all = self.history or measure in ("kl", "patience") or (measure == "meta" and "history" not in self.drop)
+        self.needs_all = self.history or measure in ("kl", "patience") or (measure == "meta" and "history" in self.layout)
         self.x = np.zeros((n, cat.meta.inputs), np.float32)  # the meta classifiers' inputs; their history fills up as layers pass
-        self.unscaled = np.zeros((n, 0), np.float32)  # logits of the layers before, for heads with history
+        self.past = np.zeros((n, 0), np.float32)  # logits of the layers before, for heads with history
         self.streak, self.before = np.zeros(n), None  # for patience; logits of the layer before
 
     def keep(self, rows):
         """Forget the rows that have left."""
-        self.x, self.unscaled, self.streak = self.x[rows], self.unscaled[rows], self.streak[rows]
+        self.x, self.past, self.streak = self.x[rows], self.past[rows], self.streak[rows]
         self.before = None if self.before is None else self.before[rows]
 
     def join(self, other):
         """Take in the rows of another, which has come as far."""
-        for name in ("x", "unscaled", "streak") + (() if self.before is None else ("before",)):
+        for name in ("x", "past", "streak") + (() if self.before is None else ("before",)):
             setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
 
     def __call__(self, k, cls):
-        """Logits with temperature (rows, C) and scores (rows,) of layer k, counted from 1, from [CLS] (rows, d), a float32 tensor."""
+        """Logits with temperature (rows, C), a tensor, and scores (rows,) of layer k, counted from 1, from [CLS] (rows, d) in float32."""
         exit = self.cat.exits[k - 1]
-        hidden = linear(cls, exit["w_p"], exit["b_p"])
+        hidden = torch.addmm(exit["b_p"], cls, exit["w_p"])
         if self.history:
-            hidden += self.unscaled @ exit["w_h"]
-        np.tanh(hidden, out=hidden)
-        logits = hidden @ exit["w_o"]
-        logits += exit["b_o"]
+            hidden += torch.from_numpy(self.past) @ exit["w_h"]
+        logits = torch.addmm(exit["b_o"], hidden.tanh_(), exit["w_o"])
         if self.history:
-            self.unscaled = np.concatenate([self.unscaled, logits], axis=1)
-        logits /= exit["temperature"]
+            self.past = np.concatenate([self.past, logits.numpy()], axis=1)
         if self.measure == "meta":
-            scores = self._meta(k, logits, hidden, exit)
-        else:
-            scores = self._from_logits(logits)
-            self.before = logits
+            return logits, self._meta(k, logits, hidden, exit)
+        now = logits.numpy()
+        scores = self._from_logits(now)
+        self.before = now
         return logits, scores
 
     def _meta(self, k, logits, hidden, exit):
         """M_k: cats.meta.features and Meta for one layer."""
-        x, at = self.x, self.cat.layout
-        if logits.shape[1] == 1:
-            said, confidence, values = logits, logits, {}
-        else:
-            p = logits - logits.max(axis=1, keepdims=True)
-            np.exp(p, out=p)
-            p /= p.sum(axis=1, keepdims=True)
-            said = p.argmax(axis=1)[:, None] == self.cat.others
-            p.sort(axis=1)
-            confidence = p[:, -1:]
-            values = {"pmax": confidence, "pdiff": confidence - p[:, -2:-1]}
-        for name, value in {"hidden": hidden, "prediction": said, **values}.items():
+        x, at, alone = self.x, self.layout, len(self.x) == 1
+        prediction, confidence, pdiff = predicted_alone(logits.tolist()[0]) if alone else predicted(logits)
+        for name, value in (("hidden", hidden.numpy()), ("prediction", prediction), ("pmax", confidence), ("pdiff", pdiff)):
             if name in at:
                 x[:, at[name]] = value
-        out = linear(torch.from_numpy(x), exit["w_1"], exit["b_1"])
-        np.maximum(out, 0, out=out)
+        units = torch.addmm(exit["b_1"], torch.from_numpy(x), exit["w_1"])
         if "history" in at:  # what the layers after this one remember of it
-            x[:, at["history"].start + k - 1] = confidence[:, 0]
-        return expit(out @ exit["w_2"] + exit["b_2"])
+            x[:, at["history"].start + k - 1 : at["history"].start + k] = confidence
+        if alone:
+            return np.array([believed_alone(units.tolist()[0], *exit["floats"])])
+        return torch.addmv(exit["b_2"], units.relu_(), exit["w_2"]).sigmoid_().numpy()
 
     def _from_logits(self, logits):
         if self.measure == "patience":
@@ -418,11 +408,6 @@ class Scorer:
         # the table's own function on this layer alone; its last layer, F, is not read
         stack = np.stack([logits if self.before is None else self.before, logits, logits], axis=1).astype(float)
         return getattr(measures, self.measure)(stack)[:, 1]
-
-
-def linear(x, weight, bias):
-    """x W + b by torch, as an array: NumPy's BLAS has threads of its own, which go on spinning and take the cores from F's layers."""
-    return torch.addmm(torch.from_numpy(bias), x, torch.from_numpy(weight)).numpy()
 
 
 def fresh(batch_size):

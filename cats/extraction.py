@@ -104,7 +104,7 @@ def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TO
         parts = {}
         for batch in by_length(rows, tokens):
             with torch.inference_mode():
-                with mixed(autocast, backbone.model.device):
+                with mixed(autocast, backbone.device):
                     cls, logits = backbone.states(collate(tokenizer, [rows[j] for j in batch], backbone.extra_padding))
                 values = read(cls.float().cpu(), logits.float().cpu())
             for name, value in values.items():

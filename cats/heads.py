@@ -62,11 +62,12 @@ class Heads(nn.Module):
         return hidden @ self.w_o[k] + self.b_o[k], hidden
 
     def layer(self, k):
-        """The weights of head k, counted from 1, as NumPy arrays: what the runtime needs of it."""
-        weights = {name: getattr(self, name)[k - 1].detach().cpu().numpy() for name in ("w_p", "b_p", "w_o", "b_o", "temperature")}
-        if self.history:
-            weights["w_h"] = self.w_h[k - 1, : (k - 1) * self.n_outputs].detach().cpu().numpy()
-        return weights
+        """The weights of head k, counted from 1, with temperatures folded in: what the runtime needs of it."""
+        i, t = k - 1, self.temperature
+        weights = {"w_p": self.w_p[i], "b_p": self.b_p[i], "w_o": self.w_o[i] / t[i], "b_o": self.b_o[i] / t[i]}
+        if self.history:  # the logits it meets have been divided by their temperature
+            weights["w_h"] = self.w_h[i, : i * self.n_outputs] * t[:i].repeat_interleave(self.n_outputs)[:, None]
+        return {name: weight.detach() for name, weight in weights.items()}
 
     def fold(self, mean, std):
         """Turn heads trained on (h - mean)/std into heads on h: inference pays nothing for the standardising."""

@@ -4,6 +4,8 @@ M_k is an MLP with 32 hidden units on the early hidden state φ(W_p h) and the f
 together, as stacked matrices. With two labels and 24 layers it has 58 inputs: 58·32 + 32·2 = 1,920 multiply-accumulates.
 """
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional as f
@@ -26,6 +28,23 @@ def predicted(logits):
     top, which = logits.softmax(-1).topk(2, -1)
     others = torch.arange(1, logits.shape[-1], device=logits.device)
     return (which[..., :1] == others).to(logits.dtype), top[..., :1], top[..., :1] - top[..., 1:]
+
+
+def predicted_alone(logits):
+    """`predicted` of one input, from a list of floats to numbers: tensor operations would take twice as long, cold as a layer of F leaves the caches."""
+    if len(logits) == 1:
+        return logits, logits[0], None
+    top = max(logits)
+    odds = [math.exp(value - top) for value in logits]
+    total, which = sum(odds), logits.index(top)
+    odds.sort()
+    return [which == i for i in range(1, len(logits))], 1 / total, (1 - odds[-2]) / total
+
+
+def believed_alone(units, w_2, b_2):
+    """The end of `Meta` for one input, from what its hidden units get, a list of floats, to P(F_k = F)."""
+    odds = b_2 + sum(weight * unit for weight, unit in zip(w_2, units) if unit > 0)
+    return 1 / (1 + math.exp(min(-odds, 700.0)))
 
 
 def inputs(said, hidden, past, drop=()):
@@ -68,9 +87,10 @@ class Meta(nn.Module):
         return out[..., 1] - out[..., 0]
 
     def layer(self, k):
-        """The weights of M_k, counted from 1, as NumPy arrays; the two outputs as one, their difference."""
-        w_1, b_1, w_2, b_2 = (getattr(self, name)[k - 1].detach().cpu().numpy() for name in ("w_1", "b_1", "w_2", "b_2"))
-        return {"w_1": w_1, "b_1": b_1, "w_2": w_2[:, 1] - w_2[:, 0], "b_2": b_2[1] - b_2[0]}
+        """The weights of M_k, counted from 1; the two outputs as one, their difference."""
+        w_1, b_1, w_2, b_2 = (getattr(self, name)[k - 1].detach() for name in ("w_1", "b_1", "w_2", "b_2"))
+        w_2, b_2 = w_2[:, 1] - w_2[:, 0], b_2[1] - b_2[0]
+        return {"w_1": w_1, "b_1": b_1, "w_2": w_2, "b_2": b_2, "floats": (w_2.tolist(), b_2.item())}
 
     def fold(self, mean, std):
         """Turn classifiers of (x - mean)/std into classifiers of x."""

@@ -51,7 +51,7 @@ def kept_bytes(backbone, rows, tokens):
         kept[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
-    ids = torch.zeros(rows, tokens, dtype=torch.long, device=backbone.model.device)
+    ids = torch.zeros(rows, tokens, dtype=torch.long, device=backbone.device)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         backbone.model.train()(input_ids=ids)
     backbone.model.eval()  # as a Backbone always is

@@ -50,17 +50,17 @@ def seconds(run):
 
 
 class Replay(NamedTuple):
-    """Seconds of what was timed together, medians over repeats, and the spread of the totals."""
+    """Seconds of what was timed together, medians over repeats, and T_G/T_F of every repeat."""
 
     full: np.ndarray  # (1,), or one for each input at batch 1
     early: np.ndarray
     share: float  # mean exit layer as a share of l
-    spread: tuple  # smallest and largest ratio of the totals over repeats
+    ratios: np.ndarray  # of the totals, one a repeat
 
     @property
     def ratio(self):
         """T_G / T_F."""
-        return self.early.sum() / self.full.sum()
+        return float(np.median(self.ratios))
 
 
 def replay(cat, exits, tokens=64, batch_size=1, repeats=5):
@@ -68,33 +68,37 @@ def replay(cat, exits, tokens=64, batch_size=1, repeats=5):
     return replays(cat, {"": exits}, tokens, batch_size, repeats)[""]
 
 
-def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None):
+def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, beside=4):
     """Time F, and the CAT on batches of random tokens whose rows exit at the layers of each pattern (a dict of arrays of
     one length, by name); all interleaved, repeat by repeat.
     At batch 1 every input is timed alone; else all of them at once, as `predict` runs them.
 
     measures  by name, what the CAT computes after each layer; "meta" where nothing is said
+    beside    F is timed again before every so many patterns: a machine that slows down then slows both
     """
     l, n, never = cat.backbone.n_layers, len(next(iter(patterns.values()))), np.full(cat.backbone.n_layers - 1, np.inf)
     ids = torch.randint(10, 1000, (n, tokens), generator=torch.Generator().manual_seed(0))
     cut = lambda some, size: [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in some.split(size)]
-
-    def early_exits(some, name, leave):
-        cat.run(cut(some, fresh(batch_size)), never, (measures or {}).get(name, "meta"), decide=lambda k, scores, rows: leave[rows] == k)
-
     starts, size = (range(n), 1) if batch_size == 1 else ([0], n)
-    full, early = np.zeros((repeats + 1, len(starts))), {name: np.zeros((repeats + 1, len(starts))) for name in patterns}
-    for r in tqdm(range(repeats + 1), desc="repeats"):  # the first one warms up
+    full, early = ({name: np.zeros((repeats, len(starts))) for name in patterns} for _ in range(2))
+
+    def run_full(i):
+        with torch.inference_mode():
+            [cat.backbone.model(**batch) for batch in cut(ids[i : i + size], batch_size)]
+
+    def run_early(i, name):
+        leave = np.array(patterns[name][i : i + size])
+        cat.run(cut(ids[i : i + size], fresh(batch_size)), never, (measures or {}).get(name, "meta"), decide=lambda k, scores, rows: leave[rows] == k)
+
+    run_full(0), run_early(0, next(iter(patterns)))  # warm up
+    for r in tqdm(range(repeats), desc="repeats"):
         for g, i in enumerate(starts):
-            some = ids[i : i + size]
-            with torch.inference_mode():
-                full[r, g] = seconds(lambda: [cat.backbone.model(**batch) for batch in cut(some, batch_size)])
-            for name, exits in patterns.items():
-                early[name][r, g] = seconds(lambda: early_exits(some, name, np.array(exits[i : i + size])))
-    full = full[1:]
-    ratios = {name: times[1:].sum(axis=1) / full.sum(axis=1) for name, times in early.items()}
+            for j, name in enumerate(patterns):
+                if j % beside == 0:
+                    last = seconds(lambda: run_full(i))
+                full[name][r, g], early[name][r, g] = last, seconds(lambda: run_early(i, name))
     return {
-        name: Replay(np.median(full, axis=0), np.median(times[1:], axis=0), np.mean(patterns[name]) / l, (ratios[name].min(), ratios[name].max()))
+        name: Replay(np.median(full[name], axis=0), np.median(times, axis=0), np.mean(patterns[name]) / l, times.sum(axis=1) / full[name].sum(axis=1))
         for name, times in early.items()
     }
 
@@ -107,7 +111,6 @@ def by_exit(cat, tokens=64, repeats=5, every=1, measures=("meta", "sm")):
     l = cat.backbone.n_layers
     layers = measured(l, every)
     times = replays(cat, dict.fromkeys(measures, layers), tokens, 1, repeats, dict(zip(measures, measures)))
-    # each exit beside the F that ran just before it: a machine that slows down slows both
     return {measure: np.interp(np.arange(1, l + 1), layers, found.early / found.full) for measure, found in times.items()}
 
 

@@ -66,6 +66,14 @@ def standardise_classifier(model, tokenizer, rows):
     model.classifier = nn.Sequential(Standardise(x.mean(0), x.std(0).clamp_min(1e-3)), linear)
 
 
+def zero_classifier(model):
+    """Let a linear classifier start at zero: F then says the same of every input until it has learned something."""
+    if not isinstance(model.classifier, nn.Linear):
+        raise TypeError(f"only a linear classifier can start at zero, this one is {type(model.classifier).__name__}")
+    nn.init.zeros_(model.classifier.weight)
+    nn.init.zeros_(model.classifier.bias)
+
+
 def fold_classifier(model):
     """Undo `standardise_classifier`: the same function as one linear layer, which any Hugging Face code can load."""
     if isinstance(model.classifier, nn.Sequential):
@@ -93,12 +101,14 @@ def warn_if_diverged(losses):
 
 def fine_tune(
     task, data, model, folder, *,
-    epochs=3, learning_rate=2e-5, batch_size=32, warmup=0.1, weight_decay=0.01, max_length=None, seed=0, standardise=None, **arguments,
+    epochs=3, learning_rate=2e-5, batch_size=32, warmup=0.1, weight_decay=0.01, max_length=None, seed=0, standardise=None, zero=False, **arguments,
 ):  # fmt: skip
     """Fine-tune `model` on data["train"] and leave it, with its tokenizer, in `folder`. Returns the Backbone.
 
     model        a Hub id, a folder, or "demo" / "demo-shared": a small deep encoder trained from scratch
+    batch_size   rows in a step, of all processes together: a recipe means the same on any number of them
     standardise  put the classifier's input on unit scale (folded away at the end); by default for MobileBERT alone
+    zero         start a linear classifier at zero: a random one pulls a pretrained encoder about before it knows anything
     arguments    further TrainingArguments
     A run that was interrupted goes on from its last checkpoint in folder/checkpoints.
     """
@@ -106,9 +116,13 @@ def fine_tune(
     others = sorted({path.name for path in folder.glob("*")} - {"checkpoints"})
     if others:
         raise FileExistsError(f"{folder} holds {', '.join(others[:3])}: it will be replaced by the model, so give a folder that is empty or not there")
+    if batch_size % processes().num_processes:
+        raise ValueError(f"a batch of {batch_size} cannot be shared by {processes().num_processes} processes: give a multiple as batch_size")
     set_seed(seed)
     tokenizer, network = tokenizer_of(model), fresh_model(model, task)
     backbone = Backbone(network)
+    if zero:
+        zero_classifier(network)
     max_length = min(max_length or task.max_length, backbone.max_tokens)
     rows = tokenise(tokenizer, data["train"], task.columns, max_length)
     if standardise if standardise is not None else backbone.family == "mobilebert":
@@ -127,10 +141,11 @@ def fine_tune(
             output_dir=str(folder / "checkpoints"),
             num_train_epochs=epochs,
             learning_rate=learning_rate,
-            per_device_train_batch_size=batch_size,
+            per_device_train_batch_size=batch_size // processes().num_processes,
             warmup_steps=warmup,
             weight_decay=weight_decay,
             seed=seed,
+            average_tokens_across_devices=False,  # made for sums over tokens: it would count a mean over rows once a process
             use_cpu=not torch.accelerator.is_available(),  # as `processes` sees it
             report_to="none",
             remove_unused_columns=False,

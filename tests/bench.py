@@ -122,7 +122,7 @@ def runtime(tokens=64, repeats=5):
         exits = exit_layers(table.scores("meta"), thresholds)
         for size, n in ((1, 60), (32, 256)):
             found = timing.replay(cat, exits[:n], tokens, size, repeats)
-            low, high = (ratio / found.share for ratio in found.spread)
+            low, high = found.ratios.min() / found.share, found.ratios.max() / found.share
             print(f"runtime: {name}, {tokens} tokens, batch {size}: T_G/T_F {found.ratio:.3f}, layers_G/l {found.share:.3f},", end=" ")
             print(f"quotient {found.ratio / found.share:.3f} ({low:.3f} to {high:.3f})")
             for which, times in (("F", found.full), ("G", found.early)) if size == 1 else ():

@@ -12,6 +12,7 @@ import pytest
 
 from cats import ScoreTable
 from cats.extraction import States
+from cats.training import training_log
 
 ROOT = Path(__file__).resolve().parents[1]
 # 530 rows are two chunks of unequal length, 101 rows in chunks of 7 are 15: neither divides by two
@@ -59,6 +60,13 @@ def test_tables_of_two_processes_are_those_of_one(together, tmp_path):
         assert len(two) == SETTINGS["limit"][split]
         for name in ("logits", "meta", "labels"):
             np.testing.assert_array_equal(getattr(two, name), getattr(one, name))
+
+
+def test_two_processes_train_as_one(together, tmp_path):
+    """The same rows in every step but the last, which accelerate fills up; by itself the Trainer would report the sum of both processes."""
+    processes(1, "-m", "cats.pipeline", json.dumps(SETTINGS | {"folder": str(tmp_path)}), "--until", "model")
+    two, one = ([entry["loss"] for entry in training_log(folder / "model")] for folder in (together, tmp_path))
+    np.testing.assert_allclose(np.array(two[:-1], float), np.array(one[:-1], float), rtol=1e-3)
 
 
 def test_states_of_two_processes_are_those_of_one(together, tmp_path):

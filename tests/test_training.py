@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
 from torch import nn
 
 from cats import exit_layers, tasks
@@ -14,7 +15,7 @@ from cats.extraction import States, by_length, collate, extract, keep_cls, token
 from cats.heads import UPDATES, Heads, fit_temperatures, moments, train_heads
 from cats.meta import FEATURES, Meta, consistent, features, score, train_meta
 from cats.pipeline import Run, load_module, save_module
-from cats.training import fine_tune, fold_classifier, fresh_model, last_checkpoint, load_fine_tuned, standardise_classifier, tokenizer_of, warn_if_diverged
+from cats.training import fine_tune, fold_classifier, fresh_model, last_checkpoint, load_fine_tuned, standardise_classifier, tokenizer_of, warn_if_diverged, zero_classifier
 
 SIZES = {"train": 120, "validation": 40, "test": 40}
 QUICK = dict(model="demo", limit=SIZES, training={"epochs": 1}, early={"epochs": 2}, meta={"epochs": 2})
@@ -419,6 +420,15 @@ def test_nothing_is_calibrated_that_was_trained_on():
 
 def test_two_seeds_give_two_runs():
     assert len({Run("topics", seed=1).folder, Run("topics").folder, Run("topics", "demo-shared").folder}) == 3
+
+
+def test_a_classifier_can_start_at_zero():
+    config = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 3}
+    model, other = (AutoModelForSequenceClassification.from_config(AutoConfig.for_model(name, **config)) for name in ("bert", "roberta"))
+    zero_classifier(model)
+    assert not model(input_ids=torch.arange(8)[None]).logits.any()
+    with pytest.raises(TypeError, match="only a linear classifier"):
+        zero_classifier(other)
 
 
 @pytest.mark.parametrize("losses, warned", [([1.0, 0.9, 0.8, 0.5], False), ([1.02, 0.98, 24.0, 9.0, 2.0, 1.4, 1.3, 1.25], True), ([1.0, float("nan")], True), ([0.7], False)])
