@@ -75,11 +75,16 @@ rule gallery:
         "python -m cats.gallery {input:q}"
 
 
+def whole(run):
+    """All settings of a run, its folder included."""
+    return {"folder": f"{OUT}/runs/{run}"} | RUNS[run]
+
+
 def parameters(wildcards):
     """A notebook's parameters; a `run` given by its name is that run of this profile."""
     values = dict(PARAMETERS[wildcards.notebook] or {})
     if "run" in values:
-        values["run"] = {"folder": f"{OUT}/runs/{values['run']}"} | RUNS[values["run"]]
+        values["run"] = whole(values["run"])
     return json.dumps(values)  # JSON is YAML: papermill reads numbers, strings, lists and null from it
 
 
@@ -114,7 +119,7 @@ def before(wildcards):
 
 
 def settings(wildcards):
-    values = {"folder": f"{OUT}/runs/{wildcards.run}"} | RUNS[wildcards.run]
+    values = whole(wildcards.run)
     if wildcards.stage == STAGES[-1] and "ship" in config:
         values["ship"] = config["ship"]
     return json.dumps({name: value for name, value in values.items() if name not in LATER.get(wildcards.stage, ())})

@@ -27,7 +27,7 @@ from cats.extraction import collate, extract, mixed, tokenise
 from cats.files import sha256, versions, write_json, writing
 from cats.heads import Heads, fit_temperatures, train_heads
 from cats.meta import Meta, believed_alone, layout, predicted, predicted_alone, train_meta
-from cats.pipeline import load_module, module_hash, save_module, scores_of, table_of
+from cats.pipeline import load_module, save_module, scoring, table_of
 from cats.tables import TAU, ScoreTable
 
 FORMAT = "cats.CAT/2"
@@ -104,9 +104,7 @@ class CAT:
             heads, _ = train_heads(states["tune"], backbone.num_labels, targets["tune"], seed=seed, **(early or {}))
             fit_temperatures(heads, states["scale"], targets["scale"])
             metas, _ = train_meta(heads, states["meta"], tau=tau, seed=seed, **(meta or {}))
-            read = lambda cls, logits: scores_of(heads, metas, cls, logits)
-            named = f"scores {module_hash(heads)[:16]} {module_hash(metas)[:16]}"  # not resumed from a fit with other heads
-            scored = extract(backbone, tokenizer, calibration, columns, work / "calibration", read=read, reads=named, **options)
+            scored = extract(backbone, tokenizer, calibration, columns, work / "calibration", **scoring(heads, metas), **options)
             table = table_of(scored, None, {"split": "calibration"}, tau)
         sizes = {"tuning": len(tuning), "calibration": len(calibration), "labelled": labels is not None}
         made = {**sizes, "seed": seed, "versions": versions("torch", "transformers"), **(about or {})}

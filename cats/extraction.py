@@ -5,6 +5,7 @@ trained from the chunks, so their memory is bounded by one chunk and not by the 
 A chunk is a random part of the data: inside it inputs are sorted by length for speed, between chunks nothing is.
 """
 
+import hashlib
 import json
 import shutil
 from contextlib import nullcontext
@@ -37,6 +38,13 @@ def tokenise(tokenizer, data, columns, max_length):
         return []
     encoded = tokenizer(*(list(data[column][:]) for column in columns), truncation=True, max_length=max_length)
     return [dict(zip(encoded, row)) for row in zip(*encoded.values())]
+
+
+def tokenizer_hash(tokenizer):
+    """A hash of how text becomes tokens, whatever length the tokenizer was last told to cut or pad at."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    rules = json.loads(fast.to_str()) | {"truncation": None, "padding": None} if fast else tokenizer.get_vocab()
+    return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
 
 def collate(tokenizer, rows, extra_padding=0):
@@ -74,12 +82,13 @@ def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TO
     """Run F over the data and write read([CLS] (rows, l, d), logits (rows, C)) to `folder`, chunk by chunk.
 
     Goes on where an interrupted run was; the result is the same. Under `accelerate launch` the processes share the
-    chunks. `reads` names what `read` computes: a folder made from another model, other data or for another use is
+    chunks. `reads` names what `read` computes: a folder made from another model, tokenizer or data, or for another use, is
     made again from the start.
     """
     folder, max_length = Path(folder), min(max_length, backbone.max_tokens)
     plan = {
         "model": backbone.fingerprint,
+        "tokenizer": tokenizer_hash(tokenizer),
         "data": tasks.fingerprint(data),
         "reads": reads,
         "n": len(data),

@@ -201,8 +201,7 @@ class Run:
         def prepare():
             return extract(
                 self.backbone, self.tokenizer, self.data[split], self.task.columns, self.folder / "scored" / split,
-                max_length=self.max_length, read=lambda cls, logits: scores_of(heads, metas, cls, logits),
-                reads=f"scores of {split} {settings['heads'][:16]} {settings['meta'][:16]}",
+                max_length=self.max_length, **scoring(heads, metas),
             )  # fmt: skip
 
         self._keep(path, settings, prepare, lambda scored: table_of(scored, self.labels(split), self.about(split)).save(path))
@@ -239,6 +238,11 @@ def scores_of(heads, metas, cls, logits):
     """Logits of all layers and meta scores, as `extract` stores them for a table."""
     early, meta = score(heads, metas, cls)
     return {"logits": torch.cat([early, logits[:, None].float()], 1), "meta": meta}
+
+
+def scoring(heads, metas):
+    """Options of `extract` for scores instead of states; a folder made with other heads is not taken up."""
+    return {"read": lambda cls, logits: scores_of(heads, metas, cls, logits), "reads": f"scores {module_hash(heads)[:16]} {module_hash(metas)[:16]}"}
 
 
 def table_of(scored, labels, about, tau=TAU):

@@ -274,6 +274,12 @@ def test_states_of_another_model_or_other_data_are_not_taken(setting, tmp_path):
     assert States(tmp_path / "s", other).plan == again.plan
     fewer = extract(other, tokenizer, data.select(range(5)), task.columns, tmp_path / "s", max_length=48)
     assert len(fewer) == 5
+    same, renamed = tokenizer_of("demo"), tokenizer_of("demo")
+    renamed.add_tokens(["zebra"])
+    for tokens, taken in ((same, True), (renamed, False)):
+        made = fewer.path(0).stat().st_mtime_ns
+        extract(other, tokens, data.select(range(5)), task.columns, tmp_path / "s", max_length=48)
+        assert (fewer.path(0).stat().st_mtime_ns == made) == taken
     with pytest.raises(FileNotFoundError, match="run extract"):
         States(tmp_path / "nowhere")
 
