@@ -6,6 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from test_backbone import CASES, build, make_batch  # tiny random models of every family
 
 import cats
@@ -13,7 +15,7 @@ from cats import CAT, tasks
 from cats.backbone import Backbone
 from cats.cat import RUNTIME_MEASURES, fresh
 from cats.heads import Heads
-from cats.meta import Meta
+from cats.meta import Meta, believed_alone, predicted, predicted_alone
 from cats.pipeline import scores_of
 from cats.tables import ScoreTable
 from cats.training import fresh_model, tokenizer_of
@@ -93,6 +95,21 @@ def test_exits_equal_the_table_for_every_measure(measure):
 def test_exits_equal_the_table_for_every_option(options):
     check_agreement(*random_cat(build("bert"), **options), "meta", sizes=(7,))
     check_agreement(*random_cat(build("bert"), **options), "sm", sizes=(7,))
+
+
+finite = st.floats(-1e3, 1e3, width=32)
+
+
+@given(st.lists(finite, min_size=1, max_size=5, unique=True), st.lists(st.tuples(finite, finite), min_size=1, max_size=8), finite)
+def test_a_lone_input_is_scored_as_one_of_many(logits, units, b_2):
+    """Plain Python against the tensors it stands in for."""
+    for alone, many in zip(predicted_alone(logits), predicted(torch.tensor([logits]))):
+        assert (alone is None) == (many is None)
+        if many is not None:
+            np.testing.assert_allclose(np.reshape(alone, -1).astype(float), many[0], atol=1e-5, rtol=1e-5)
+    values, weights = (torch.tensor(column, dtype=torch.float64) for column in zip(*units))
+    expected = torch.sigmoid(values.relu() @ weights + b_2)
+    assert believed_alone(values.tolist(), weights.tolist(), b_2) == pytest.approx(expected.item(), abs=1e-9)
 
 
 def test_a_wrong_compaction_would_be_noticed(monkeypatch):
