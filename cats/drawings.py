@@ -11,6 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from cats.plots import NAMES
+
 CLASSES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito's
 MEASURES = {  # pdiff often lies on pmax: small and dashed, so that both are seen
     "meta": dict(color="#D55E00", marker="o", markersize=3),
@@ -65,7 +67,8 @@ def way_through(table, row, thresholds, exit_layer, names=()):
     bars.step(np.arange(1, l), thresholds, where="mid", color="black", linestyle="--", linewidth=1.2)
     if np.ptp(thresholds) == 0 and np.isfinite(thresholds[0]):
         bars.text(1.01, thresholds[0], f"threshold {thresholds[0]:.3f}", va="center", fontsize=9, transform=bars.get_yaxis_transform())
-    boxes.set(ylim=(-0.1, 1.9), title=f"{table.metadata.get('task', 'table')}, row {row}, label {say(table, table.labels[row], names)}")
+    task = table.metadata.get("task", "table")
+    boxes.set(ylim=(-0.1, 1.9), title=f"{NAMES.get(task, task)}, row {row}, label {say(table, table.labels[row], names)}")
     boxes.axis("off")
     bars.set(xlim=(0.3, l + 0.7), ylim=(0, 1.22), xlabel="layer k", ylabel="confidence $M_k$", xticks=range(1, l + 1, 1 if l < 16 else 2), yticks=(0, 0.5, 1))
     bars.grid(False)
