@@ -139,7 +139,7 @@ class CAT:
         texts       a list of strings, or of pairs where F reads two texts. They are batched by length; the results come
                     back in their order
         thresholds  (l-1,) to use these instead of calibrated ones; all `inf` runs F itself
-        batch_size  at most so many rows are in memory, so a CAT needs no more of it than F with batches of this size
+        batch_size  at most so many rows run through a layer together, and at most as many wait between two
         """
         measure = check_measure(measure or self.measure)
         if thresholds is None:
@@ -152,8 +152,7 @@ class CAT:
         columns = [f"text{i + 1}" for i in range(len(rows[0]))] if rows else []
         tokens = tokenise(self.tokenizer, tasks.from_texts(columns, rows), columns, self.max_length)
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
-        # a quarter is left for rows that wait: see `run`
-        parts = [order[i : i + fresh(batch_size)] for i in range(0, len(order), fresh(batch_size))]
+        parts = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
         batches = (collate(self.tokenizer, [tokens[i] for i in part], self.backbone.extra_padding) for part in parts)
         back = np.argsort(order)
         logits, exits, confidences = (found[back] for found in self.run(batches, thresholds, measure))
@@ -166,24 +165,26 @@ class CAT:
     def run(self, batches, thresholds, measure="meta", decide=None):
         """Tokenised batches through the layers, rows leaving as they exit: logits (rows, C), exit layers, confidences.
 
-        A batch of which a quarter is left waits there for what is left of the next ones, and they go on together: late
-        layers, which few rows reach, do not run on nearly empty batches. While a new batch starts, at most a third as many wait.
+        A batch of which a quarter is left waits there for what is left of the next ones. When as many wait as fit in a batch they
+        go on together, those behind picking up those ahead: late layers, which few rows reach, do not run on nearly empty batches.
+        A row that waits is one hidden state, a small part of what a layer needs while it runs, so memory stays F's.
 
         decide  overrides the rule, as decide(k, scores of the rows left, their numbers) to a mask: to replay known exits
         """
         loop = Loop(self, thresholds, decide)
-        waiting, n, room = None, 0, 0
+        waiting, n, room = [], 0, 0
         with mixed(self.autocast, self.backbone.device):
             for batch in batches:
                 size = len(batch["input_ids"])
                 room = max(room, size)
                 flight = Flight(self.backbone.start(batch), np.arange(n, n + size), Scorer(self, measure, size))
                 n += size
-                waiting = loop.meet(waiting, loop.advance(flight, rows=room // 4))
-                if waiting and len(waiting.rows) > room // 3:
-                    waiting = loop.advance(waiting)
+                loop.advance(flight, rows=room // 4)
+                waiting = [flight for flight in (*waiting, flight) if len(flight.rows)]
+                if sum(len(flight.rows) for flight in waiting) > room - room // 4:
+                    waiting = [loop.gather(waiting, rows=room // 4)]
             if waiting:
-                loop.advance(waiting)
+                loop.gather(waiting)
         return loop.results(n)
 
     # --- keeping it ---
@@ -291,7 +292,7 @@ class Loop:
         self.left = []  # (rows, logits, layer, confidences) of those that have left
 
     def advance(self, flight, rows=0, layer=None):
-        """On through the layers until at most so many rows are left, or after `layer`; None when nobody is."""
+        """On through the layers until at most so many rows are left, or after `layer`."""
         backbone, l = self.backbone, self.backbone.n_layers
         while len(flight.rows) > rows and flight.state.layer < (layer or l):
             k = flight.state.layer + 1
@@ -300,8 +301,7 @@ class Loop:
                 self.leave(flight, k)
         if len(flight.rows) and flight.state.layer == l:
             self.left.append((flight.rows, backbone.finish(flight.state).float().cpu().numpy(), l, np.ones(len(flight.rows))))
-            return None
-        return flight if len(flight.rows) else None
+            flight.rows = flight.rows[:0]
 
     def leave(self, flight, k):
         """The rows that exit at layer k leave the flight."""
@@ -320,13 +320,17 @@ class Loop:
                 flight.scorer.keep(stays)
                 flight.state = self.backbone.keep(flight.state, torch.from_numpy(stays))
 
-    def meet(self, first, second):
-        """Two flights as one: the one behind comes up to the other first. Either may be None."""
-        if first and second and first.state.layer != second.state.layer:
-            behind, ahead = sorted((first, second), key=lambda flight: flight.state.layer)
-            first, second = self.advance(behind, layer=ahead.state.layer), ahead
-        if not (first and second):
-            return first or second
+    def gather(self, flights, rows=0):
+        """Flights as one, those behind picking up those ahead, until at most so many rows are left."""
+        together, *ahead = sorted(flights, key=lambda flight: flight.state.layer)
+        for flight in ahead:
+            self.advance(together, layer=flight.state.layer)
+            together = self.join(together, flight) if len(together.rows) else flight
+        self.advance(together, rows)
+        return together
+
+    def join(self, first, second):
+        """Two flights that have come as far as one."""
         first.scorer.join(second.scorer)
         return Flight(self.backbone.join(first.state, second.state), np.concatenate([first.rows, second.rows]), first.scorer)
 
@@ -406,11 +410,6 @@ class Scorer:
         # the table's own function on this layer alone; its last layer, F, is not read
         stack = np.stack([logits if self.before is None else self.before, logits, logits], axis=1).astype(float)
         return getattr(measures, self.measure)(stack)[:, 1]
-
-
-def fresh(batch_size):
-    """Rows of a new batch when at most `batch_size` rows may be in memory, those that wait included."""
-    return max(1, 3 * batch_size // 4)
 
 
 def check_measure(measure):

@@ -12,6 +12,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+TASKS = {"imdb": "IMDB", "vitaminc": "VitaminC", "ag_news": "AG News", "stsb": "STS-B"}
 PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
 
 
@@ -71,23 +72,30 @@ def number(name, **where):
 
 def headlines():
     """What the README says was found, said again from the figures' own numbers."""
-    mobile, small = ({task: number("21_tasks_and_features_table_2", task=task, backbone=name)["F"] for task in tasks}
-                     for name, tasks in (("mobilebert-uncased", ["ag_news", "imdb", "stsb"]), ("bge-small-en-v1.5", ["ag_news", "imdb", "vitaminc", "stsb"])))  # fmt: skip
-    yield f"AG News {mobile['ag_news']:.1f} % (bge-small {small['ag_news']:.1f} %), STS-B {mobile['stsb'] / 100:.3f} ({small['stsb'] / 100:.3f}), IMDB {mobile['imdb']:.1f} % ({small['imdb']:.1f} %), VitaminC ({small['vitaminc']:.1f} %)"
+    both = [[number("21_tasks_and_features_table_2", task=task, backbone=name)["F"] for name in ("mobilebert-uncased", "bge-small-en-v1.5")] for task in TASKS]
+    (imdb, imdb_small), (claims, claims_small), (news, news_small), (stsb, stsb_small) = both
+    yield f"AG News {news:.1f} % (bge-small {news_small:.1f} %), STS-B {stsb / 100:.3f} ({stsb_small / 100:.3f}), IMDB {imdb:.1f} % ({imdb_small:.1f} %), VitaminC {claims:.1f} % ({claims_small:.1f} %)"
     found = number("22_consistency", task="ag_news", method="shared", measure="meta", epsilon=0.05)
     yield f"AG News at 0.95: `shared/meta` {100 * found.consistency_mean:.1f} % consistent with {100 * found.layers_mean / 24:.0f} % of the layers"
-    found = number("22_consistency", task="imdb", method="shared", measure="meta", epsilon=0.05)
-    yield f"IMDB {100 * found.consistency_mean:.1f} % with {100 * found.layers_mean / 24:.0f} %"
+    for task, name in (("imdb", "IMDB"), ("vitaminc", "VitaminC")):
+        found = number("22_consistency", task=task, method="shared", measure="meta", epsilon=0.05)
+        yield f"{name} {100 * found.consistency_mean:.1f} % with {100 * found.layers_mean / 24:.0f} %"
     found = number("22_consistency_regression", task="stsb", method="shared", measure="meta", epsilon=0.05)
     yield f"STS-B at 0.95: {100 * found.consistency_mean:.1f} % with {100 * found.layers_mean / 24:.0f} % of the layers"
     ours, theirs = (number("23_tables_classification", task="ag_news", method=f"{method}/meta", target=0.95) for method in ("first_exit", "shared"))
     yield f"AG News at 0.95: `shared/meta` {theirs.layers:.1f} layers, **`first_exit` {ours.layers:.1f}** ({ours.consistency:.1f} % consistent)"
-    ours, theirs = (number("23_tables_classification", task="imdb", method=f"{method}/meta", target=0.95) for method in ("first_exit", "shared"))
-    yield f"IMDB {theirs.layers:.1f} and {ours.layers:.1f}"
+    for task, name in (("imdb", "IMDB"), ("vitaminc", "VitaminC")):
+        ours, theirs = (number("23_tables_classification", task=task, method=f"{method}/meta", target=0.95) for method in ("first_exit", "shared"))
+        yield f"{name} {theirs.layers:.1f} and {ours.layers:.1f}"
     ours, theirs = (number("23_tables_regression", task="stsb", method=f"{method}/meta", target=0.95) for method in ("first_exit", "shared"))
     yield f"STS-B at 0.95: `shared/meta` {theirs.layers:.1f} layers, `first_exit` {ours.layers:.1f}"
-    means = {(task, e): number("24_exit_layers_means", task=task, method="shared", epsilon=e).layers for task in ("imdb", "ag_news", "stsb") for e in (0.05, 0.2)}
-    yield "mean exit from ε = 0.05 to 0.2: " + ", ".join(f"{name} {means[task, 0.05]:.1f} → {means[task, 0.2]:.1f}" for task, name in (("imdb", "IMDB"), ("ag_news", "AG News"), ("stsb", "STS-B")))
+    means = {(task, e): number("24_exit_layers_means", task=task, method="shared", epsilon=e).layers for task in TASKS for e in (0.05, 0.2)}
+    yield "mean exit from ε = 0.05 to 0.2: " + ", ".join(f"{name} {means[task, 0.05]:.1f} → {means[task, 0.2]:.1f}" for task, name in TASKS.items())
+    ours, theirs = (number("25_efficiency_table_5", task="ag_news", method=f"{method}/meta")["batch 32, MobileBERT"] for method in ("first_exit", "shared"))
+    yield f"AG News at 0.90: `shared/meta` {theirs:.0f} % of the time at batch 32, `first_exit` {ours:.0f} %"
+    frame = pd.read_csv(ROOT / "figures/25_efficiency.csv")
+    over = frame["batch 32, MobileBERT"] / frame["share_32"]
+    yield f"T_G/T_F at batch 32 is {over.median():.2f} times layers_G/l (median of the rows of Tables 5 and C.3; {over.min():.2f} to {over.max():.2f}"
     naive, ltt = (number("30_naive", task="ag_news", method=method, target=0.95) for method in ("naive/meta", "ltt/meta"))
     yield f"AG News at 0.95: `naive/meta` bound {naive.bound:.1f} %, {naive.layers:.1f} layers; `ltt` promises 95 % with {ltt.layers:.1f}"
     meta, pmax = (number("31_measures", task="ag_news", method=f"shared/{measure}", target=0.95) for measure in ("meta", "sm"))
