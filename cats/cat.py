@@ -139,7 +139,7 @@ class CAT:
         texts       a list of strings, or of pairs where F reads two texts. They are batched by length; the results come
                     back in their order
         thresholds  (l-1,) to use these instead of calibrated ones; all `inf` runs F itself
-        batch_size  at most so many rows run through a layer together, and at most as many wait between two
+        batch_size  a CAT needs no more memory than F with batches of this size
         """
         measure = check_measure(measure or self.measure)
         if thresholds is None:
@@ -152,7 +152,7 @@ class CAT:
         columns = [f"text{i + 1}" for i in range(len(rows[0]))] if rows else []
         tokens = tokenise(self.tokenizer, tasks.from_texts(columns, rows), columns, self.max_length)
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
-        parts = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        parts = [order[i : i + fresh(batch_size)] for i in range(0, len(order), fresh(batch_size))]
         batches = (collate(self.tokenizer, [tokens[i] for i in part], self.backbone.extra_padding) for part in parts)
         back = np.argsort(order)
         logits, exits, confidences = (found[back] for found in self.run(batches, thresholds, measure))
@@ -167,7 +167,7 @@ class CAT:
 
         A batch of which a quarter is left waits there for what is left of the next ones. When as many wait as fit in a batch they
         go on together, those behind picking up those ahead: late layers, which few rows reach, do not run on nearly empty batches.
-        A row that waits is one hidden state, a small part of what a layer needs while it runs, so memory stays F's.
+        Never more rows than the largest batch has run through a layer together, and never more wait.
 
         decide  overrides the rule, as decide(k, scores of the rows left, their numbers) to a mask: to replay known exits
         """
@@ -410,6 +410,11 @@ class Scorer:
         # the table's own function on this layer alone; its last layer, F, is not read
         stack = np.stack([logits if self.before is None else self.before, logits, logits], axis=1).astype(float)
         return getattr(measures, self.measure)(stack)[:, 1]
+
+
+def fresh(batch_size):
+    """Rows that start together where F would take `batch_size`: the rest of F's memory is for rows that wait, and for the gaps that batches of all sizes leave."""
+    return max(1, 3 * batch_size // 4)
 
 
 def check_measure(measure):

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from cats.backbone import Backbone
-from cats.cat import CAT
+from cats.cat import CAT, fresh
 from cats.heads import Heads
 from cats.meta import Meta
 from cats.tables import ScoreTable
@@ -88,7 +88,7 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
 
     def run_early(i, name):
         leave = np.array(patterns[name][i : i + size])
-        cat.run(cut(ids[i : i + size], batch_size), never, (measures or {}).get(name, "meta"), decide=lambda k, scores, rows: leave[rows] == k)
+        cat.run(cut(ids[i : i + size], fresh(batch_size)), never, (measures or {}).get(name, "meta"), decide=lambda k, scores, rows: leave[rows] == k)
 
     run_full(0), run_early(0, next(iter(patterns)))  # warm up
     for r in tqdm(range(repeats), desc="repeats"):

@@ -16,6 +16,7 @@ from torch import nn
 import oracles
 from cats import Synthetic, calibrate, evaluate, exit_layers, tasks, timing
 from cats.backbone import Backbone
+from cats.cat import fresh
 from cats.extraction import States, collate, extract, tokenise
 from cats.files import write_json
 from cats.heads import train_heads
@@ -131,17 +132,17 @@ def runtime(tokens=64, repeats=5):
 
 
 def _peak(name, which):
-    """Peak memory of some batches of 32 rows, beyond the model itself, in MiB."""
+    """Peak memory at batch size 32, beyond the model itself, in MiB."""
     cat = timing.untrained(name)
-    batches = lambda: [{"input_ids": torch.randint(1000, 2000, (32, 64)), "attention_mask": torch.ones(32, 64).long()}] * 4
+    batches = lambda size: [{"input_ids": torch.randint(1000, 2000, (size, 64)), "attention_mask": torch.ones(size, 64).long()}] * (4 * 32 // size)
     exits = np.arange(4 * 32) % cat.backbone.n_layers + 1
     before = _peak_memory(reset=True)
     for _ in range(5):
         if which == "full":
             with torch.inference_mode():
-                [cat.backbone.model(**batch) for batch in batches()]
+                [cat.backbone.model(**batch) for batch in batches(32)]
         else:
-            cat.run(batches(), np.full(cat.backbone.n_layers - 1, np.inf), decide=lambda k, scores, rows: exits[rows] == k)
+            cat.run(batches(fresh(32)), np.full(cat.backbone.n_layers - 1, np.inf), decide=lambda k, scores, rows: exits[rows] == k)
     return _peak_memory() - before
 
 
