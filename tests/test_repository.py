@@ -98,8 +98,9 @@ def headlines():
     yield f"T_G/T_F at batch 32 is {over.median():.2f} times layers_G/l (median of the rows of Tables 5 and C.3; {over.min():.2f} to {over.max():.2f}"
     naive, ltt = (number("30_naive", task="ag_news", method=method, target=0.95) for method in ("naive/meta", "ltt/meta"))
     yield f"AG News at 0.95: `naive/meta` bound {naive.bound:.1f} %, {naive.layers:.1f} layers; `ltt` promises 95 % with {ltt.layers:.1f}"
-    meta, pmax = (number("31_measures", task="ag_news", method=f"shared/{measure}", target=0.95) for measure in ("meta", "sm"))
-    yield f"AG News at 0.95: meta {meta.layers:.1f}, p max {pmax.layers:.1f} layers"
+    for task, unit in (("ag_news", " layers"), ("vitaminc", "")):
+        meta, pmax = (number("31_measures", task=task, method=f"shared/{measure}", target=0.95) for measure in ("meta", "sm"))
+        yield f"{TASKS[task]} at 0.95: meta {meta.layers:.1f}, p max {pmax.layers:.1f}{unit}"
     ours, waiting = (100 * number("26_comparison-ag_news-bge-small-en-v1.5-0", what=what, setting=0.05).relative_time for what in ("CAT", "waiting for the slowest"))
     yield f"the CAT takes {ours:.0f} % of the full model's time; the same exits, waiting for the slowest of each batch, take {waiting:.0f} %"
     found = number("32_other_backbones", backbone="bge-small-en-v1.5", task="ag_news", method="shared", measure="meta", epsilon=0.05)
