@@ -78,6 +78,6 @@ def add(run, folder=FOLDER):
         entries[name] = about | {"sha256": sha256(folder / name), "bytes": (folder / name).stat().st_size}
         if what in tables:
             entries[name] |= {"inputs": len(tables[what]), "data": tables[what].metadata["data"]}
-    with FileLock(folder / "manifest.lock"):  # runs that end together must not lose each other's entries
+    with FileLock(folder / ".manifest.lock"):  # runs that end together must not lose each other's entries
         write_json(folder / "manifest.json", manifest(folder) | entries)
     return folder
