@@ -118,7 +118,7 @@ def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
         assert entry["sha256"] == sha256(file) and entry["bytes"] == file.stat().st_size
         assert (entry["task"], entry["backbone"], entry["seed"], entry["layers"]) == ("similarity", "demo", 0, 12)
         assert ("inputs" in entry) == (entry["what"] in ("validation", "test"))  # "meta" is also a part of the training data
-    assert {p.name for p in folder.iterdir()} == {*entries, "manifest.json", "manifest.lock"}  # nothing half-written is left
+    assert {p.name for p in folder.iterdir()} == {*entries, "manifest.json", ".manifest.lock"}  # nothing half-written is left
     # what comes back is what the run has
     assert ("similarity", "demo") in shipped.pairs(folder)
     for split in ("validation", "test"):
