@@ -262,7 +262,7 @@ class Backbone:
 
     @property
     def device(self):
-        """Where F is; the model's own `device` looks for a parameter each time, and that costs a tenth of a small layer."""
+        """Where F is; the model's own `device` looks for a parameter each time."""
         return self._weight.device
 
     @property

@@ -108,7 +108,7 @@ def fine_tune(
     model        a Hub id, a folder, or "demo" / "demo-shared": a small deep encoder trained from scratch
     batch_size   rows in a step, of all processes together: a recipe means the same on any number of them
     standardise  put the classifier's input on unit scale (folded away at the end); by default for MobileBERT alone
-    zero         start a linear classifier at zero: a random one pulls a pretrained encoder about before it knows anything
+    zero         start a linear classifier at zero
     arguments    further TrainingArguments
     A run that was interrupted goes on from its last checkpoint in folder/checkpoints.
     """
