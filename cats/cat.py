@@ -14,6 +14,7 @@ import math
 import tempfile
 import warnings
 from dataclasses import dataclass
+from operator import mul
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,11 +27,12 @@ from cats.backbone import Backbone, State
 from cats.extraction import collate, extract, mixed, tokenise
 from cats.files import sha256, versions, write_json, writing
 from cats.heads import Heads, fit_temperatures, train_heads
-from cats.meta import Meta, believed_alone, layout, predicted, predicted_alone, train_meta
+from cats.meta import Meta, arranged, believed_alone, predicted, predicted_alone, train_meta
 from cats.pipeline import load_module, save_module, scoring, table_of
 from cats.tables import TAU, ScoreTable
 
 FORMAT = "cats.CAT/2"
+FEW = 32  # rows times (classes + 2) up to which plain Python scores faster than tensors
 RUNTIME_MEASURES = [measure for measure in measures.MEASURES if measure != "random"]
 
 
@@ -57,8 +59,7 @@ class CAT:
         self.max_length, self.measure, self.autocast = min(max_length, backbone.max_tokens), check_measure(measure), autocast
         self.texts = texts  # of an input: 1 or 2, or None where that is not known
         self.about, self._sets = dict(about or {}), {}
-        self.exits = [{**self.heads.layer(k), **self.meta.layer(k)} for k in range(1, backbone.n_layers)]
-        self.layout = layout(meta, heads)
+        self.exits = [Exit.of(self.heads, self.meta, k) for k in range(1, backbone.n_layers)]
 
     def __repr__(self):
         return f"CAT({self.backbone.family}, {self.backbone.n_layers} layers, {len(self.table)} calibration inputs, {self.measure})"
@@ -165,27 +166,21 @@ class CAT:
     def run(self, batches, thresholds, measure="meta", decide=None):
         """Tokenised batches through the layers, rows leaving as they exit: logits (rows, C), exit layers, confidences.
 
-        A batch of which a quarter is left waits there for what is left of the next ones. When as many wait as fit in a batch they
-        go on together, those behind picking up those ahead: late layers, which few rows reach, do not run on nearly empty batches.
-        Never more rows than the largest batch has run through a layer together, and never more wait.
+        A batch of which half is left waits there for what is left of the next ones: late layers, which few rows reach, do not run on
+        nearly empty batches. Never more rows than the largest batch has run through a layer together; and as a row that waits takes a
+        small part of the memory of one that runs, twice as many may wait.
 
-        decide  overrides the rule, as decide(k, scores of the rows left, their numbers) to a mask: to replay known exits
+        decide  overrides the rule, as decide(k, scores of the rows left, their numbers), two lists, to a list of who leaves: to replay known exits
         """
         loop = Loop(self, thresholds, decide)
-        waiting, n, room = [], 0, 0
+        n = 0
         with mixed(self.autocast, self.backbone.device):
             for batch in batches:
                 size = len(batch["input_ids"])
-                room = max(room, size)
-                flight = Flight(self.backbone.start(batch), np.arange(n, n + size), Scorer(self, measure, size))
+                loop.begin(Flight(self.backbone.start(batch), [*range(n, n + size)], Scorer(self, measure, size)))
                 n += size
-                loop.advance(flight, rows=room // 4)
-                waiting = [flight for flight in (*waiting, flight) if len(flight.rows)]
-                if sum(len(flight.rows) for flight in waiting) > room - room // 4:
-                    waiting = [loop.gather(waiting, rows=room // 4)]
-            if waiting:
-                loop.gather(waiting)
-        return loop.results(n)
+            loop.end()
+        return loop.results()
 
     # --- keeping it ---
 
@@ -275,21 +270,54 @@ class Flight:
     """Rows on their way through the layers together."""
 
     state: State
-    rows: np.ndarray  # their numbers
+    rows: list  # their numbers
     scorer: "Scorer"  # what scoring remembers of them
 
 
 class Loop:
-    """One call of `run`: which rows leave after which layer, and what they leave with."""
+    """One call of `run`: which rows leave after which layer, and what they leave with.
+
+    Rows, scores and thresholds are plain lists: after a layer of F caches are cold, and few things are as quick then.
+    """
 
     def __init__(self, cat, thresholds, decide):
-        self.backbone, self.decide, self.bars = cat.backbone, decide, np.asarray(thresholds, dtype=float)
+        self.backbone, self.decide, self.bars = cat.backbone, decide, np.asarray(thresholds, dtype=float).tolist()
         l = self.backbone.n_layers
-        if self.bars.shape != (l - 1,) or any(map(math.isnan, self.bars)):
+        if np.shape(thresholds) != (l - 1,) or any(bar != bar for bar in self.bars):
             raise ValueError(f"a CAT of {l} layers needs {l - 1} thresholds, none of them NaN, got {thresholds!r}")
-        self.last = l - 1 if decide else max((k for k in range(1, l) if self.bars[k - 1] < np.inf), default=0)  # nothing leaves early after it
+        self.last = l - 1 if decide else max((k for k in range(1, l) if self.bars[k - 1] < math.inf), default=0)  # nothing leaves early after it
         self.plain = self.backbone.device.type == "cpu" and not cat.autocast and self.backbone.dtype == torch.float32
-        self.left = []  # (rows, logits, layer, confidences) of those that have left
+        self.flights, self.room = [], 0  # rows on their way, and the most that may run together
+        self.left = []  # (row, logits, layer, confidence) of those that have left
+
+    def begin(self, flight):
+        """Take in new rows, and go on until there is room for more."""
+        self.room = max(self.room, len(flight.rows))
+        self.flights.append(flight)
+        self.go(few=self.room // 2, many=2 * self.room)
+
+    def end(self):
+        """Go on until all have left."""
+        self.go(few=self.room, many=0)
+
+    def go(self, few, many):
+        """Flights of more than a few rows go on. If there is none but many rows wait, the flight furthest behind goes on to the next, and so on."""
+        layer = lambda flight: flight.state.layer
+        while self.flights:
+            full = [flight for flight in self.flights if len(flight.rows) > few]
+            if full:
+                flight, rows = max(full, key=layer), few
+            elif sum(len(flight.rows) for flight in self.flights) > many:
+                flight, rows = min(self.flights, key=layer), 0
+            else:
+                return
+            self.advance(flight, rows, min((layer(other) for other in self.flights if layer(other) > layer(flight)), default=None))
+            if flight.rows:
+                flight.state = self.backbone.rest(flight.state)
+                for other in self.flights:
+                    if other is not flight and layer(other) == layer(flight) and len(other.rows) + len(flight.rows) <= self.room:
+                        self.join(flight, other)
+            self.flights = [flight for flight in self.flights if flight.rows]
 
     def advance(self, flight, rows=0, layer=None):
         """On through the layers until at most so many rows are left, or after `layer`."""
@@ -297,11 +325,11 @@ class Loop:
         while len(flight.rows) > rows and flight.state.layer < (layer or l):
             k = flight.state.layer + 1
             flight.state = backbone.step(flight.state, k)
-            if k <= self.last and (self.decide or flight.scorer.needs_all or self.bars[k - 1] < np.inf):
+            if k <= self.last and (self.decide or flight.scorer.needs_all or self.bars[k - 1] < math.inf):
                 self.leave(flight, k)
-        if len(flight.rows) and flight.state.layer == l:
-            self.left.append((flight.rows, backbone.finish(flight.state).float().cpu().numpy(), l, np.ones(len(flight.rows))))
-            flight.rows = flight.rows[:0]
+        if flight.rows and flight.state.layer == l:
+            self.left += [(row, logits, l, 1.0) for row, logits in zip(flight.rows, backbone.finish(flight.state).float().tolist())]
+            flight.rows = []
 
     def leave(self, flight, k):
         """The rows that exit at layer k leave the flight."""
@@ -311,92 +339,128 @@ class Loop:
         else:  # F may run elsewhere and in lower precision, heads and scores do not
             with torch.autocast("cpu", enabled=False):
                 early, scores = flight.scorer(k, cls.float().cpu())
-        leaves = self.decide(k, scores, flight.rows) if self.decide else scores > self.bars[k - 1]
-        if np.count_nonzero(leaves):
-            self.left.append((flight.rows[leaves], early.numpy()[leaves], k, scores[leaves]))
-            stays = np.flatnonzero(~leaves)
-            flight.rows = flight.rows[stays]
-            if len(stays):
+        bar = self.bars[k - 1]
+        leaves = self.decide(k, scores, flight.rows) if self.decide else [score > bar for score in scores]
+        if any(leaves):
+            self.left += [(row, logits, k, score) for row, logits, score, left in zip(flight.rows, early, scores, leaves) if left]
+            stays = remaining(leaves)
+            flight.rows = [flight.rows[i] for i in stays]
+            if stays:
+                stays = np.array(stays)
                 flight.scorer.keep(stays)
-                flight.state = self.backbone.keep(flight.state, torch.from_numpy(stays))
+                flight.state = self.backbone.keep(flight.state, stays)
 
-    def gather(self, flights, rows=0):
-        """Flights as one, those behind picking up those ahead, until at most so many rows are left."""
-        together, *ahead = sorted(flights, key=lambda flight: flight.state.layer)
-        for flight in ahead:
-            self.advance(together, layer=flight.state.layer)
-            together = self.join(together, flight) if len(together.rows) else flight
-        self.advance(together, rows)
-        return together
+    def join(self, flight, other):
+        """Take in the rows of another flight that has come as far."""
+        flight.scorer.join(other.scorer)
+        flight.state, flight.rows, other.rows = self.backbone.join(flight.state, other.state), flight.rows + other.rows, []
 
-    def join(self, first, second):
-        """Two flights that have come as far as one."""
-        first.scorer.join(second.scorer)
-        return Flight(self.backbone.join(first.state, second.state), np.concatenate([first.rows, second.rows]), first.scorer)
-
-    def results(self, n):
+    def results(self):
         """Logits (n, C), exit layers and confidences, by row number."""
-        logits = np.empty((n, self.backbone.num_labels), np.float32)
-        exits, confidences = np.empty(n, int), np.empty(n)
-        for rows, said, layer, scores in self.left:
-            logits[rows], exits[rows], confidences[rows] = said, layer, scores
-        return logits, exits, confidences
+        _, logits, exits, confidences = zip(*sorted(self.left, key=lambda one: one[0])) if self.left else [()] * 4
+        return np.array(logits, np.float32).reshape(len(exits), self.backbone.num_labels), np.array(exits, int), np.array(confidences, float)
+
+
+def remaining(leaves):
+    """The numbers of the rows that stay, the last ones in the places of those that leave: so that most need not be moved.
+
+    >>> remaining([False, True, False, False, True, False])
+    [0, 5, 2, 3]
+    """
+    stays = [i for i, left in enumerate(leaves) if not left]
+    last = iter(reversed(stays))
+    return [next(last) if left else i for i, left in enumerate(leaves[: len(stays)])]
+
+
+class Exit(NamedTuple):
+    """What the runtime needs of one layer's head and meta classifier, weights as tensors and, for few rows, some as plain numbers."""
+
+    w_p: torch.Tensor  # (d, d_e)
+    b_p: torch.Tensor
+    w_o: torch.Tensor  # (d_e, C), temperature folded in
+    b_o: torch.Tensor
+    w_h: torch.Tensor | None  # (k-1 times C, d_e), of heads with history
+    w_1: torch.Tensor  # (inputs, units), inputs in the order of `arranged`
+    b_1: torch.Tensor
+    w_2: torch.Tensor  # (units,)
+    b_2: torch.Tensor
+    outputs: list  # w_o and b_o, class by class
+    believes: tuple  # w_2 and b_2
+
+    @classmethod
+    def of(cls, heads, meta, k):
+        weights = {"w_h": None} | heads.layer(k) | meta.layer(k)
+        weights["w_1"] = arranged(weights["w_1"], meta.drop, heads)
+        outputs = list(zip(weights["w_o"].T.tolist(), weights["b_o"].tolist()))
+        return cls(**weights, outputs=outputs, believes=(weights["w_2"].tolist(), weights["b_2"].item()))
 
 
 class Scorer:
     """Early predictions and their confidence, layer after layer, for the rows still there: what a layer needs of the past.
 
     It runs on the host, whatever device F runs on: heads are tiny, and the decision to leave is taken there anyway.
-    By torch and not by NumPy, whose BLAS has threads of its own, which go on spinning and take the cores from F's layers.
+    Products by torch and not by NumPy, whose BLAS has threads of its own, which go on spinning and take the cores from F's layers.
     """
 
     def __init__(self, cat, measure, n):
-        self.cat, self.measure, self.history, self.layout = cat, measure, cat.heads.history, cat.layout
+        self.cat, self.measure, self.history, self.early = cat, measure, cat.heads.history, cat.heads.early
         # whether a layer's score depends on the layers before it: then heads run at every layer
-        self.needs_all = self.history or measure in ("kl", "patience") or (measure == "meta" and "history" in self.layout)
-        self.x = np.zeros((n, cat.meta.inputs), np.float32)  # the meta classifiers' inputs; their history fills up as layers pass
-        self.past = np.zeros((n, 0), np.float32)  # logits of the layers before, for heads with history
-        self.streak, self.before = np.zeros(n), None  # for patience; logits of the layer before
+        self.needs_all = self.history or measure in ("kl", "patience") or (measure == "meta" and "history" not in cat.meta.drop)
+        self.x = np.zeros((n, len(cat.exits[0].w_1)), np.float32)  # the meta classifiers' inputs; their history fills up as layers pass
+        self.past = np.zeros((n, 0), np.float32) if self.history else None  # logits of the layers before, for heads with history
+        self.streak, self.before = 0, None  # for patience; logits of the layer before
 
     def keep(self, rows):
         """Forget the rows that have left."""
-        self.x, self.past, self.streak = self.x[rows], self.past[rows], self.streak[rows]
-        self.before = None if self.before is None else self.before[rows]
+        for name, value in self._remembered():
+            setattr(self, name, value[rows])
 
     def join(self, other):
         """Take in the rows of another, which has come as far."""
-        for name in ("x", "past", "streak") + (() if self.before is None else ("before",)):
-            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
+        for name, value in self._remembered():
+            setattr(self, name, np.concatenate([value, getattr(other, name)]))
+
+    def _remembered(self):
+        return [(name, value) for name in ("x", "past", "streak", "before") if isinstance(value := getattr(self, name), np.ndarray)]
 
     def __call__(self, k, cls):
-        """Logits with temperature (rows, C), a tensor, and scores (rows,) of layer k, counted from 1, from [CLS] (rows, d) in float32."""
+        """Logits with temperature, row by row, and a list of scores, of layer k, counted from 1, from [CLS] (rows, d) in float32."""
         exit = self.cat.exits[k - 1]
-        hidden = torch.addmm(exit["b_p"], cls, exit["w_p"])
+        projected = torch.addmm(exit.b_p, cls, exit.w_p)
         if self.history:
-            hidden += torch.from_numpy(self.past) @ exit["w_h"]
-        logits = torch.addmm(exit["b_o"], hidden.tanh_(), exit["w_o"])
+            projected += torch.from_numpy(self.past) @ exit.w_h
+        few = len(cls) * (len(exit.outputs) + 2) <= FEW
+        if few:
+            hidden = [[math.tanh(value) for value in row] for row in projected.tolist()]
+            logits = [[bias + sum(map(mul, weights, row)) for weights, bias in exit.outputs] for row in hidden]
+        else:
+            hidden = projected.tanh_()
+            logits = torch.addmm(exit.b_o, hidden, exit.w_o)
         if self.history:
-            self.past = np.concatenate([self.past, logits.numpy()], axis=1)
+            self.past = np.concatenate([self.past, np.asarray(logits, np.float32)], axis=1)
         if self.measure == "meta":
-            return logits, self._meta(k, logits, hidden, exit)
-        now = logits.numpy()
+            return logits if few else logits.tolist(), (self._few if few else self._many)(k, logits, hidden, exit)
+        now = np.asarray(logits, np.float32)
         scores = self._from_logits(now)
         self.before = now
-        return logits, scores
+        return now, scores.tolist()
 
-    def _meta(self, k, logits, hidden, exit):
+    def _few(self, k, logits, hidden, exit):
+        """M_k for a few rows: cold as a layer of F leaves the caches, plain Python takes less time than tensors."""
+        said = [predicted_alone(row) for row in logits]
+        self.x[:, self.early :] = [row + prediction + margins for row, (prediction, _, margins) in zip(hidden, said)]
+        units = torch.addmm(exit.b_1, torch.from_numpy(self.x), exit.w_1).tolist()
+        self.x[:, k - 1 : k] = [confidence for _, confidence, _ in said]
+        return [believed_alone(row, *exit.believes) for row in units]
+
+    def _many(self, k, logits, hidden, exit):
         """M_k: cats.meta.features and Meta for one layer."""
-        x, at, alone = self.x, self.layout, len(self.x) == 1
-        prediction, confidence, pdiff = predicted_alone(logits.tolist()[0]) if alone else predicted(logits)
-        for name, value in (("hidden", hidden.numpy()), ("prediction", prediction), ("pmax", confidence), ("pdiff", pdiff)):
-            if name in at:
-                x[:, at[name]] = value
-        units = torch.addmm(exit["b_1"], torch.from_numpy(x), exit["w_1"])
-        if "history" in at:  # what the layers after this one remember of it
-            x[:, at["history"].start + k - 1 : at["history"].start + k] = confidence
-        if alone:
-            return np.array([believed_alone(units.tolist()[0], *exit["floats"])])
-        return torch.addmv(exit["b_2"], units.relu_(), exit["w_2"]).sigmoid_().numpy()
+        prediction, confidence, margins = predicted(logits)
+        x = torch.from_numpy(self.x)
+        x[:, self.early :] = torch.cat([hidden, prediction, margins], 1)
+        units = torch.addmm(exit.b_1, x, exit.w_1)
+        x[:, k - 1 : k] = confidence
+        return torch.addmv(exit.b_2, units.relu_(), exit.w_2).sigmoid_().tolist()
 
     def _from_logits(self, logits):
         if self.measure == "patience":
@@ -404,7 +468,7 @@ class Scorer:
                 regression, tau = self.cat.table.regression, self.cat.table.tau
                 same = abs(logits - self.before)[:, 0] <= tau if regression else logits.argmax(1) == self.before.argmax(1)
                 self.streak = (self.streak + 1) * same
-            return self.streak / self.cat.heads.early
+            return self.streak / self.cat.heads.early + np.zeros(len(logits))
         if self.measure == "kl" and self.before is None:
             return np.zeros(len(logits))
         # the table's own function on this layer alone; its last layer, F, is not read

@@ -17,44 +17,43 @@ UNITS = 32
 
 
 def predicted(logits):
-    """What a layer says, from its logits (..., C), each (..., size): prediction, confidence and pdiff.
+    """What a layer says, from its logits (..., C), each (..., size): prediction, confidence and margins.
 
     prediction  ŷ_k: which class (one indicator fewer than classes), or the output itself for regression
-    confidence  p_k(ŷ_k | x), or the output itself: it is this layer's pmax, and what later layers remember of it
-    pdiff       the distance between the two largest probabilities; None for regression
+    confidence  p_k(ŷ_k | x), or the output itself: what later layers remember of this one
+    margins     pmax, which is the confidence, and pdiff, the distance to the second largest probability; nothing for regression
     """
     if logits.shape[-1] == 1:
-        return logits, logits, None
+        return logits, logits, logits[..., :0]
     top, which = logits.softmax(-1).topk(2, -1)
     others = torch.arange(1, logits.shape[-1], device=logits.device)
-    return (which[..., :1] == others).to(logits.dtype), top[..., :1], top[..., :1] - top[..., 1:]
+    confidence = top[..., :1]
+    return (which[..., :1] == others).to(logits.dtype), confidence, torch.cat([confidence, confidence - top[..., 1:]], -1)
 
 
 def predicted_alone(logits):
-    """`predicted` of one input, from a list of floats to numbers: tensor operations would take twice as long, cold as a layer of F leaves the caches."""
+    """`predicted` of one input, from a list of floats to three lists."""
     if len(logits) == 1:
-        return logits, logits[0], None
+        return logits, logits, []
     top = max(logits)
     odds = [math.exp(value - top) for value in logits]
     total, which = sum(odds), logits.index(top)
     odds.sort()
-    return [which == i for i in range(1, len(logits))], 1 / total, (1 - odds[-2]) / total
+    return [float(which == i) for i in range(1, len(logits))], [1 / total], [1 / total, (1 - odds[-2]) / total]
 
 
 def believed_alone(units, w_2, b_2):
     """The end of `Meta` for one input, from what its hidden units get, a list of floats, to P(F_k = F)."""
-    odds = b_2 + sum(weight * unit for weight, unit in zip(w_2, units) if unit > 0)
+    odds = b_2 + sum(weight * unit for weight, unit in zip(w_2, units) if not unit <= 0)  # NaN stays NaN, which exceeds no threshold
     return 1 / (1 + math.exp(min(-odds, 700.0)))
 
 
 def inputs(said, hidden, past, drop=()):
     """Inputs of a meta classifier (..., D), from `predicted`, the early hidden state φ(W_p h) (..., d_e), and the past k-1
     predictions (..., l-1): p_j(ŷ_j | x) for j < k, or the outputs; 0 from layer k on. Features in `drop` are left out."""
-    prediction, confidence, pdiff = said
-    parts = {"hidden": hidden, "prediction": prediction, "history": past}
-    if pdiff is not None:  # regression has no probabilities
-        parts |= {"pmax": confidence, "pdiff": pdiff}
-    return torch.cat([parts[name] for name in FEATURES if name in parts and name not in drop], -1)
+    prediction, _, margins = said
+    parts = {"hidden": hidden, "prediction": prediction, "history": past, "pmax": margins[..., :1], "pdiff": margins[..., 1:]}
+    return torch.cat([parts[name] for name in FEATURES if name not in drop], -1)
 
 
 def features(logits, hidden, drop=()):
@@ -89,8 +88,7 @@ class Meta(nn.Module):
     def layer(self, k):
         """The weights of M_k, counted from 1; the two outputs as one, their difference."""
         w_1, b_1, w_2, b_2 = (getattr(self, name)[k - 1].detach() for name in ("w_1", "b_1", "w_2", "b_2"))
-        w_2, b_2 = w_2[:, 1] - w_2[:, 0], b_2[1] - b_2[0]
-        return {"w_1": w_1, "b_1": b_1, "w_2": w_2, "b_2": b_2, "floats": (w_2.tolist(), b_2.item())}
+        return {"w_1": w_1, "b_1": b_1, "w_2": w_2[:, 1] - w_2[:, 0], "b_2": b_2[1] - b_2[0]}
 
     def fold(self, mean, std):
         """Turn classifiers of (x - mean)/std into classifiers of x."""
@@ -100,18 +98,20 @@ class Meta(nn.Module):
         return self
 
 
-def layout(meta, heads):
-    """Where each feature stands among a meta classifier's inputs: name to slice."""
+def arranged(w_1, drop, heads):
+    """The weights w_1 of an M_k, trained without the features in `drop`, for the inputs of the runtime, (inputs, units).
+
+    There what is remembered comes first, then what is new after a layer: history, hidden, prediction, pmax, pdiff. All
+    of them are there; those that M_k does without have weights 0.
+    """
     classes = heads.n_outputs
     sizes = {"hidden": heads.d_e, "prediction": max(1, classes - 1), "history": heads.early, "pmax": int(classes > 1), "pdiff": int(classes > 1)}
-    slices, start = {}, 0
-    for name in FEATURES:
-        if name not in meta.drop and sizes[name]:
-            slices[name] = slice(start, start + sizes[name])
-            start += sizes[name]
-    if start != meta.inputs:
-        raise ValueError(f"meta classifiers with {meta.inputs} inputs do not fit these heads, which give {start}")
-    return slices
+    trained = {name: sizes[name] for name in FEATURES if name not in drop}
+    if len(w_1) != sum(trained.values()):
+        raise ValueError(f"meta classifiers with {len(w_1)} inputs do not fit these heads, which give {sum(trained.values())}")
+    parts = dict(zip(trained, w_1.split([*trained.values()])))
+    order = sorted(FEATURES, key=lambda name: name != "history")
+    return torch.cat([parts.get(name, w_1.new_zeros(sizes[name], w_1.shape[1])) for name in order])
 
 
 def consistent(early, full, tau):

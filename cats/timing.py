@@ -49,6 +49,14 @@ def seconds(run):
     return time.perf_counter() - start
 
 
+def live(run):
+    """The most bytes of tensors that `run()` holds at one time, beyond those that were there: the same in every run, unlike a process's memory."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    sizes = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]  # negative where freed
+    return int(np.cumsum([0, *sizes]).max())
+
+
 class Replay(NamedTuple):
     """Seconds of what was timed together, medians over repeats, and T_G/T_F of every repeat."""
 
@@ -79,6 +87,7 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
     l, n, never = cat.backbone.n_layers, len(next(iter(patterns.values()))), np.full(cat.backbone.n_layers - 1, np.inf)
     ids = torch.randint(10, 1000, (n, tokens), generator=torch.Generator().manual_seed(0))
     cut = lambda some, size: [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in some.split(size)]
+    exits = {name: np.asarray(pattern).tolist() for name, pattern in patterns.items()}
     starts, size = (range(n), 1) if batch_size == 1 else ([0], n)
     full, early = ({name: np.zeros((repeats, len(starts))) for name in patterns} for _ in range(2))
 
@@ -87,8 +96,8 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
             [cat.backbone.model(**batch) for batch in cut(ids[i : i + size], batch_size)]
 
     def run_early(i, name):
-        leave = np.array(patterns[name][i : i + size])
-        cat.run(cut(ids[i : i + size], fresh(batch_size)), never, (measures or {}).get(name, "meta"), decide=lambda k, scores, rows: leave[rows] == k)
+        leave = exits[name][i : i + size]
+        cat.run(cut(ids[i : i + size], fresh(batch_size)), never, (measures or {}).get(name, "meta"), decide=lambda k, scores, rows: [leave[row] == k for row in rows])
 
     run_full(0), run_early(0, next(iter(patterns)))  # warm up
     for r in tqdm(range(repeats), desc="repeats"):

@@ -127,22 +127,33 @@ def runtime(tokens=64, repeats=5):
             print(f"quotient {found.ratio / found.share:.3f} ({low:.3f} to {high:.3f})")
             for which, times in (("F", found.full), ("G", found.early)) if size == 1 else ():
                 print(f"    {which} latency: p50 {np.median(times) * 1e3:.1f} ms, p95 {np.quantile(times, 0.95) * 1e3:.1f} ms")
+        held = [timing.live(run) / 2**20 for run in _runs(cat).values()]
+        print("    tensors held at batch 32: F {:.1f} and G {:.1f} MiB".format(*held))
         peaks = [[in_a_process(_peak, name, which) for which in ("full", "early")] for _ in range(3)]
-        print("    peak memory at batch 32 beyond the loaded model, three times:", ", ".join(f"F {f:.0f} and G {g:.0f} MiB" for f, g in peaks))
+        print("    peak memory of a process at batch 32 beyond the loaded model, three times:", ", ".join(f"F {f:.0f} and G {g:.0f} MiB" for f, g in peaks))
+
+
+def _runs(cat, n=4 * 32, tokens=64):
+    """F and the CAT at batch size 32 on the same inputs, which exit at all layers alike: what memory is measured on."""
+    cut = lambda size: ({"input_ids": ids} for ids in torch.full((n, tokens), 1000).split(size))
+    l = cat.backbone.n_layers
+
+    def full():
+        with torch.inference_mode():
+            [cat.backbone.model(**batch) for batch in cut(32)]
+
+    def early():
+        cat.run(cut(fresh(32)), np.full(l - 1, np.inf), decide=lambda k, scores, rows: [row % l + 1 == k for row in rows])
+
+    return {"full": full, "early": early}
 
 
 def _peak(name, which):
     """Peak memory at batch size 32, beyond the model itself, in MiB."""
-    cat = timing.untrained(name)
-    batches = lambda size: [{"input_ids": torch.randint(1000, 2000, (size, 64)), "attention_mask": torch.ones(size, 64).long()}] * (4 * 32 // size)
-    exits = np.arange(4 * 32) % cat.backbone.n_layers + 1
+    run = _runs(timing.untrained(name))[which]
     before = _peak_memory(reset=True)
     for _ in range(5):
-        if which == "full":
-            with torch.inference_mode():
-                [cat.backbone.model(**batch) for batch in batches(32)]
-        else:
-            cat.run(batches(fresh(32)), np.full(cat.backbone.n_layers - 1, np.inf), decide=lambda k, scores, rows: exits[rows] == k)
+        run()
     return _peak_memory() - before
 
 

@@ -271,7 +271,7 @@ def test_any_exits(case, data):
 def test_a_forgotten_mask_is_seen(case, monkeypatch):
     backbone = build(case)
     batch, context = make_batch(backbone), backbone.glue.context
-    monkeypatch.setattr(backbone.glue, "context", lambda hidden, mask: context(hidden, torch.ones_like(mask)))
+    monkeypatch.setattr(backbone.glue, "context", lambda hidden, mask, padded: context(hidden, torch.ones_like(mask), padded))
     assert gap(run(backbone, batch), reference(backbone, batch).logits) > SEEN
 
 
@@ -290,9 +290,8 @@ def test_careless_keeping_is_seen(case, monkeypatch):
     expected = reference(backbone, batch).logits[rows]
 
     def one_token_less(state, rows, trim):
-        mask = state.mask.clone()
-        mask[:, torch.tensor(LENGTHS).max() - 1] = 0
-        return keep(replace(state, mask=mask), rows, trim)
+        lengths = [min(length, max(LENGTHS) - 1) for length in state.lengths]
+        return keep(replace(state, lengths=lengths), rows, trim)
 
     def masks_of_other_rows(state, rows, trim):
         return replace(keep(state, rows, trim=False), context=state.context)
