@@ -346,32 +346,27 @@ class Backbone:
         return self.glue.head(state.hidden, state.mask)
 
     def keep(self, state, rows, trim=True) -> State:
-        """Only these rows, in this order: row numbers as a list, array or LongTensor, or a bool tensor (rows,). It uses the old state up.
+        """Only these rows, in this order: row numbers, as a list or a LongTensor, or a bool tensor (rows,). It uses the old state up.
 
         trim: also cut the columns at the end which are padding in every row that is left. No token ever attends to them, so this
         changes nothing but the time. Only done for right padding, where every row begins with a token: a [CLS] that is itself
         padding may have nothing to attend to, and then attends to all columns alike.
         """
-        rows = torch.as_tensor(rows, dtype=None if len(rows) else torch.long)
-        rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
-        numbers, width = rows.tolist(), state.mask.shape[1]
-        lengths = [state.lengths[row] for row in numbers]
+        numbers = rows if isinstance(rows, list) else rows.nonzero().flatten().tolist() if rows.dtype == torch.bool else rows.tolist()
+        lengths, width = [state.lengths[row] for row in numbers], state.mask.shape[1]
         if trim and lengths and all(lengths):
             width = max(lengths)
-        rows, hidden, mask = rows.to(state.mask.device), state.hidden, state.mask
-        moved = [i for i, row in enumerate(numbers) if i != row]
-        if width == hidden.shape[1] and 2 * len(moved) < len(numbers):  # most rows are where they should be: move the others
-            if moved:
-                hidden[moved] = hidden[rows[moved]]
-            hidden = hidden[: len(numbers)]
-        else:
-            hidden = hidden[:, :width].index_select(0, rows)
-        if padded(lengths, width):
-            mask = mask[:, :width].index_select(0, rows)
-            context = self.glue.fewer(state.context, rows, hidden, mask)
-        else:  # nothing to mask, for these rows
-            mask = mask.new_ones(()).expand(len(numbers), width)
-            context = self.glue.context(hidden, mask, False)
+        hidden, mask, n = state.hidden, state.mask, len(numbers)
+        masked = padded(lengths, width)
+        moves = [(to, row) for to, row in enumerate(numbers) if to != row]
+        if not n or masked or width < hidden.shape[1] or 2 * len(moves) > n or any(row < n for _, row in moves):
+            rows = torch.tensor(numbers, dtype=torch.long, device=mask.device)
+            hidden, mask = hidden[:, :width].index_select(0, rows), mask[:, :width].index_select(0, rows)
+        else:  # most rows are where they should be: those from the end fill the gaps. No row is padded, so the masks are alike
+            for to, row in moves:
+                hidden[to] = hidden[row]
+            hidden, mask = hidden[:n], mask[numbers[0] : numbers[0] + 1].expand(n, -1)
+        context = self.glue.fewer(state.context, rows, hidden, mask) if masked else self.glue.context(hidden, mask, False)
         return State(hidden, mask, lengths, context, state.layer)
 
     def rest(self, state) -> State:
@@ -381,7 +376,7 @@ class Backbone:
     def join(self, first, second) -> State:
         """The rows of two states of the same layer as one."""
         width = max(first.mask.shape[1], second.mask.shape[1])
-        pad = lambda tensor, *rest: nn.functional.pad(tensor, (*rest, 0, width - tensor.shape[1]))
+        pad = lambda tensor, *rest: tensor if tensor.shape[1] == width else nn.functional.pad(tensor, (*rest, 0, width - tensor.shape[1]))
         hidden = torch.cat([pad(state.hidden, 0, 0) for state in (first, second)])
         mask = torch.cat([pad(state.mask) for state in (first, second)])
         lengths = first.lengths + second.lengths

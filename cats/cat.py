@@ -32,7 +32,7 @@ from cats.pipeline import load_module, save_module, scoring, table_of
 from cats.tables import TAU, ScoreTable
 
 FORMAT = "cats.CAT/2"
-FEW = 32  # rows times (classes + 2) up to which plain Python scores faster than tensors
+FEW = 32  # classes up to which plain Python is quicker than tensors to find the largest probabilities
 RUNTIME_MEASURES = [measure for measure in measures.MEASURES if measure != "random"]
 
 
@@ -281,9 +281,9 @@ class Loop:
     """
 
     def __init__(self, cat, thresholds, decide):
-        self.backbone, self.decide, self.bars = cat.backbone, decide, np.asarray(thresholds, dtype=float).tolist()
-        l = self.backbone.n_layers
-        if np.shape(thresholds) != (l - 1,) or any(bar != bar for bar in self.bars):
+        self.backbone, self.decide, bars = cat.backbone, decide, np.asarray(thresholds, dtype=float)
+        l, self.bars = self.backbone.n_layers, bars.tolist()
+        if bars.shape != (l - 1,) or any(bar != bar for bar in self.bars):
             raise ValueError(f"a CAT of {l} layers needs {l - 1} thresholds, none of them NaN, got {thresholds!r}")
         self.last = l - 1 if decide else max((k for k in range(1, l) if self.bars[k - 1] < math.inf), default=0)  # nothing leaves early after it
         self.plain = self.backbone.device.type == "cpu" and not cat.autocast and self.backbone.dtype == torch.float32
@@ -346,7 +346,6 @@ class Loop:
             stays = remaining(leaves)
             flight.rows = [flight.rows[i] for i in stays]
             if stays:
-                stays = np.array(stays)
                 flight.scorer.keep(stays)
                 flight.state = self.backbone.keep(flight.state, stays)
 
@@ -425,41 +424,40 @@ class Scorer:
 
     def __call__(self, k, cls):
         """Logits with temperature, row by row, and a list of scores, of layer k, counted from 1, from [CLS] (rows, d) in float32."""
-        exit = self.cat.exits[k - 1]
-        projected = torch.addmm(exit.b_p, cls, exit.w_p)
+        exit, alone = self.cat.exits[k - 1], len(cls) == 1
+        hidden = torch.addmm(exit.b_p, cls, exit.w_p)
         if self.history:
-            projected += torch.from_numpy(self.past) @ exit.w_h
-        few = len(cls) * (len(exit.outputs) + 2) <= FEW
-        if few:
-            hidden = [[math.tanh(value) for value in row] for row in projected.tolist()]
-            logits = [[bias + sum(map(mul, weights, row)) for weights, bias in exit.outputs] for row in hidden]
+            hidden += torch.from_numpy(self.past) @ exit.w_h
+        if alone:
+            hidden = [math.tanh(value) for value in hidden.tolist()[0]]
+            logits = [[bias + sum(map(mul, weights, hidden)) for weights, bias in exit.outputs]]
         else:
-            hidden = projected.tanh_()
-            logits = torch.addmm(exit.b_o, hidden, exit.w_o)
+            logits = torch.addmm(exit.b_o, hidden.tanh_(), exit.w_o).tolist()
         if self.history:
-            self.past = np.concatenate([self.past, np.asarray(logits, np.float32)], axis=1)
+            self.past = np.concatenate([self.past, np.array(logits, np.float32)], axis=1)
         if self.measure == "meta":
-            return logits if few else logits.tolist(), (self._few if few else self._many)(k, logits, hidden, exit)
-        now = np.asarray(logits, np.float32)
+            return logits, self._meta(k, logits, hidden, exit, alone)
+        now = np.array(logits, np.float32)
         scores = self._from_logits(now)
         self.before = now
-        return now, scores.tolist()
+        return logits, scores.tolist()
 
-    def _few(self, k, logits, hidden, exit):
-        """M_k for a few rows: cold as a layer of F leaves the caches, plain Python takes less time than tensors."""
-        said = [predicted_alone(row) for row in logits]
-        self.x[:, self.early :] = [row + prediction + margins for row, (prediction, _, margins) in zip(hidden, said)]
-        units = torch.addmm(exit.b_1, torch.from_numpy(self.x), exit.w_1).tolist()
-        self.x[:, k - 1 : k] = [confidence for _, confidence, _ in said]
-        return [believed_alone(row, *exit.believes) for row in units]
-
-    def _many(self, k, logits, hidden, exit):
+    def _meta(self, k, logits, hidden, exit, alone):
         """M_k: cats.meta.features and Meta for one layer."""
-        prediction, confidence, margins = predicted(logits)
-        x = torch.from_numpy(self.x)
-        x[:, self.early :] = torch.cat([hidden, prediction, margins], 1)
-        units = torch.addmm(exit.b_1, x, exit.w_1)
-        x[:, k - 1 : k] = confidence
+        x, start = self.x, self.early
+        if len(logits[0]) <= FEW:
+            said = [predicted_alone(row) for row in logits]
+        else:
+            said = [*zip(*(part.tolist() for part in predicted(torch.tensor(logits))))]
+        if alone:
+            x[0, start:] = hidden + said[0][0] + said[0][2]
+        else:
+            x[:, start : start + len(exit.b_p)] = hidden
+            x[:, start + len(exit.b_p) :] = [prediction + margins for prediction, _, margins in said]
+        units = torch.addmm(exit.b_1, torch.from_numpy(x), exit.w_1)
+        x[:, k - 1 : k] = [confidence for _, confidence, _ in said]
+        if alone:
+            return [believed_alone(units.tolist()[0], *exit.believes)]
         return torch.addmv(exit.b_2, units.relu_(), exit.w_2).sigmoid_().tolist()
 
     def _from_logits(self, logits):

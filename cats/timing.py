@@ -26,6 +26,9 @@ ARCHITECTURES = {
     "ALBERT-base 12 x 768": {"model_type": "albert", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "RoBERTa-large 24 x 1024": {"model_type": "roberta", "max_position_embeddings": 514, **LARGE},
 }
+# Inputs alone that one model is timed on before the other takes over. With 1, each would run on the caches the other leaves: weights that do
+# not fit there are those of the last layers when F has run, so G would never find those of the first, and F would.
+BLOCK = 16
 
 
 def random_backbone(architecture, n_outputs=2, **options):
@@ -79,7 +82,7 @@ def replay(cat, exits, tokens=64, batch_size=1, repeats=5):
 def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, beside=4):
     """Time F, and the CAT on batches of random tokens whose rows exit at the layers of each pattern (a dict of arrays of
     one length, by name); all interleaved, repeat by repeat.
-    At batch 1 every input is timed alone; else all of them at once, as `predict` runs them.
+    At batch 1 every input is timed alone, BLOCK of them by F and then by the CAT; else all of them at once, as `predict` runs them.
 
     measures  by name, what the CAT computes after each layer; "meta" where nothing is said
     beside    F is timed again before every so many patterns: a machine that slows down then slows both
@@ -101,11 +104,11 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
 
     run_full(0), run_early(0, next(iter(patterns)))  # warm up
     for r in tqdm(range(repeats), desc="repeats"):
-        for g, i in enumerate(starts):
+        for block in np.split(starts, range(BLOCK, len(starts), BLOCK)):
             for j, name in enumerate(patterns):
                 if j % beside == 0:
-                    last = seconds(lambda: run_full(i))
-                full[name][r, g], early[name][r, g] = last, seconds(lambda: run_early(i, name))
+                    last = [seconds(lambda: run_full(i)) for i in block]
+                full[name][r, block], early[name][r, block] = last, [seconds(lambda: run_early(i, name)) for i in block]
     return {
         name: Replay(np.median(full[name], axis=0), np.median(times, axis=0), np.mean(patterns[name]) / l, times.sum(axis=1) / full[name].sum(axis=1))
         for name, times in early.items()
