@@ -357,16 +357,21 @@ class Backbone:
         if trim and lengths and all(lengths):
             width = max(lengths)
         hidden, mask, n = state.hidden, state.mask, len(numbers)
-        masked = padded(lengths, width)
+        rows = torch.tensor(numbers, dtype=torch.long, device=mask.device)
         moves = [(to, row) for to, row in enumerate(numbers) if to != row]
-        if not n or masked or width < hidden.shape[1] or 2 * len(moves) > n or any(row < n for _, row in moves):
-            rows = torch.tensor(numbers, dtype=torch.long, device=mask.device)
-            hidden, mask = hidden[:, :width].index_select(0, rows), mask[:, :width].index_select(0, rows)
-        else:  # most rows are where they should be: those from the end fill the gaps. No row is padded, so the masks are alike
-            for to, row in moves:
+        if width == hidden.shape[1] and 2 * len(moves) <= n and all(row >= n for _, row in moves):
+            for to, row in moves:  # most rows are where they should be: rows from the end fill the gaps
                 hidden[to] = hidden[row]
-            hidden, mask = hidden[:n], mask[numbers[0] : numbers[0] + 1].expand(n, -1)
-        context = self.glue.fewer(state.context, rows, hidden, mask) if masked else self.glue.context(hidden, mask, False)
+            hidden = hidden[:n]
+        else:
+            hidden = hidden[:, :width].index_select(0, rows)
+        if padded(lengths, width):
+            mask = mask[:, :width].index_select(0, rows)
+            context = self.glue.fewer(state.context, rows, hidden, mask)
+        else:  # 1 everywhere
+            first = numbers[0] if n else 0
+            mask = mask[first : first + 1, :width].expand(n, -1)
+            context = self.glue.context(hidden, mask, False)
         return State(hidden, mask, lengths, context, state.layer)
 
     def rest(self, state) -> State:

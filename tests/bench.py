@@ -112,7 +112,7 @@ def memory(n=25_000, layers=24, d=2048, chunk=512):
     print(f"  peak of one epoch of head training {peak:.2f} GiB, all of Python and torch included")
 
 
-def runtime(tokens=64, repeats=5):
+def runtime(tokens=64, repeats=11):
     """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; interleaved, medians."""
     for name in ("BERT 12 x 384", "MobileBERT 24 x 512"):
         torch.manual_seed(0)
@@ -127,7 +127,7 @@ def runtime(tokens=64, repeats=5):
             print(f"quotient {found.ratio / found.share:.3f} ({low:.3f} to {high:.3f})")
             for which, times in (("F", found.full), ("G", found.early)) if size == 1 else ():
                 print(f"    {which} latency: p50 {np.median(times) * 1e3:.1f} ms, p95 {np.quantile(times, 0.95) * 1e3:.1f} ms")
-        held = [timing.live(run) / 2**20 for run in _runs(cat).values()]
+        held = [in_a_process(_held, name, which) for which in ("full", "early")]
         print("    tensors held at batch 32: F {:.1f} and G {:.1f} MiB".format(*held))
         peaks = [[in_a_process(_peak, name, which) for which in ("full", "early")] for _ in range(3)]
         print("    peak memory of a process at batch 32 beyond the loaded model, three times:", ", ".join(f"F {f:.0f} and G {g:.0f} MiB" for f, g in peaks))
@@ -146,6 +146,11 @@ def _runs(cat, n=4 * 32, tokens=64):
         cat.run(cut(fresh(32)), np.full(l - 1, np.inf), decide=lambda k, scores, rows: [row % l + 1 == k for row in rows])
 
     return {"full": full, "early": early}
+
+
+def _held(name, which):
+    """Tensors held at batch size 32, beyond the model itself, in MiB; in a process of its own, as a profiler may leave something behind."""
+    return timing.live(_runs(timing.untrained(name))[which]) / 2**20
 
 
 def _peak(name, which):

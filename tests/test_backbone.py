@@ -210,6 +210,25 @@ def test_keep_leaves_the_other_rows_alone(case, attention):
 
 
 @each_case
+@pytest.mark.parametrize("lengths", [[TOKENS] * 6, [TOKENS, 5, TOKENS, 9, 3, TOKENS]], ids=["full", "padded"])
+def test_rows_from_the_end_fill_gaps_in_place(case, lengths):
+    backbone = build(case)
+    batch = make_batch(backbone, lengths)
+    expected, left, addresses = reference(backbone, batch).logits, [0, 1, 2, 3, 4, 5], set()
+
+    def keep(k, state):
+        rows = {1: [0, 5, 2, 3, 4], 2: [0, 1, 2, 4]}.get(k)
+        if rows:
+            left[:] = [left[row] for row in rows]
+            kept = backbone.keep(state, rows)
+            addresses.add(kept.hidden.data_ptr() == state.hidden.data_ptr())
+        return rows
+
+    assert gap(run(backbone, batch, keep), expected[left]) < TOLERANCE
+    assert addresses == {True}
+
+
+@each_case
 def test_trimming_cuts_the_tensors_and_changes_nothing(case):
     backbone = build(case)
     batch = make_batch(backbone)
