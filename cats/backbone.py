@@ -20,8 +20,8 @@ The test to pass: stepping through all layers gives the logits of the model itse
 """
 
 import hashlib
-from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -196,8 +196,7 @@ FAMILIES = {
 # ------------------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """What travels through the layers, for the rows that are still there."""
 
     # one entry a row; `keep` selects from these
@@ -210,14 +209,9 @@ class State:
 
 
 def lengths_of(mask):
-    """`State.lengths` of a mask (rows, tokens)."""
-    rows, width = mask.shape
-    if mask.all():
-        return [width] * rows
-    tokens = mask.bool()
-    lengths = tokens.sum(1)
-    right = (tokens == (torch.arange(width, device=mask.device) < lengths[:, None])).all(1)
-    return (lengths * right).tolist()
+    """`State.lengths` of a mask (rows, tokens); in plain Python, which takes less time than one operation on tensors for a lone input."""
+    rows = mask.tolist()
+    return [n if all(row[:n]) else 0 for row, n in zip(rows, map(sum, rows))]
 
 
 def padded(lengths, width):
@@ -376,7 +370,7 @@ class Backbone:
 
     def rest(self, state) -> State:
         """A state that is going to wait: it lets go of the memory of rows that have left."""
-        return replace(state, hidden=state.hidden.clone())
+        return state._replace(hidden=state.hidden.clone())
 
     def join(self, first, second) -> State:
         """The rows of two states of the same layer as one."""

@@ -27,8 +27,9 @@ ARCHITECTURES = {
     "RoBERTa-large 24 x 1024": {"model_type": "roberta", "max_position_embeddings": 514, **LARGE},
 }
 # Inputs alone that one model is timed on before the other takes over. With 1, each would run on the caches the other leaves: weights that do
-# not fit there are those of the last layers when F has run, so G would never find those of the first, and F would.
-BLOCK = 16
+# not fit there are those of the last layers when F has run, so G would never find those of the first, and F would. With many, a machine that
+# slows down for a second slows one of them.
+BLOCK = 4
 
 
 def random_backbone(architecture, n_outputs=2, **options):

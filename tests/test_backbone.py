@@ -1,6 +1,5 @@
 """The backbone against Hugging Face's own forward pass: a tiny random model of every family, weights far from default."""
 
-from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -310,10 +309,10 @@ def test_careless_keeping_is_seen(case, monkeypatch):
 
     def one_token_less(state, rows, trim):
         lengths = [min(length, max(LENGTHS) - 1) for length in state.lengths]
-        return keep(replace(state, lengths=lengths), rows, trim)
+        return keep(state._replace(lengths=lengths), rows, trim)
 
     def masks_of_other_rows(state, rows, trim):
-        return replace(keep(state, rows, trim=False), context=state.context)
+        return keep(state, rows, trim=False)._replace(context=state.context)
 
     for careless, row in (one_token_less, 2), (masks_of_other_rows, slice(None)):
         monkeypatch.setattr(backbone, "keep", careless)
