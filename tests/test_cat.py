@@ -128,7 +128,7 @@ def test_a_wrong_compaction_would_be_noticed(monkeypatch):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 7, 16, 32])
 @pytest.mark.parametrize("easy", [0.1, 0.5, 0.8])
-def test_never_more_rows_run_or_wait_than_the_batch_size(batch_size, easy, monkeypatch):
+def test_never_more_rows_run_than_the_batch_size_nor_wait_than_twice_that(batch_size, easy, monkeypatch):
     """A layer then needs no more memory than F's with batches of this size, and what waits is little beside it."""
     (cat, _), begun, gone, step = random_cat(build("bert")), 0, 0, Backbone.step  # 4 layers
     exits = np.random.default_rng(0).geometric(easy, 20 * batch_size).clip(max=3)
