@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 from cats import calibration, evaluation, measures, tasks
 from cats.backbone import Backbone, State
-from cats.extraction import collate, extract, mixed, tokenise
+from cats.extraction import collate, encode, extract, mixed
 from cats.files import sha256, versions, write_json, writing
 from cats.heads import Heads, fit_temperatures, train_heads
 from cats.meta import Meta, arranged, believed_alone, predicted, predicted_alone, train_meta
@@ -150,8 +150,7 @@ class CAT:
         rows = rows_of(texts)
         if rows and self.texts not in (None, len(rows[0])):
             raise TypeError(f"this CAT was calibrated on inputs of {self.texts} text{'s' * (self.texts > 1)}, got {len(rows[0])}")
-        columns = [f"text{i + 1}" for i in range(len(rows[0]))] if rows else []
-        tokens = tokenise(self.tokenizer, tasks.from_texts(columns, rows), columns, self.max_length)
+        tokens = encode(self.tokenizer, [list(column) for column in zip(*rows)], self.max_length)
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
         parts = [order[i : i + fresh(batch_size)] for i in range(0, len(order), fresh(batch_size))]
         batches = (collate(self.tokenizer, [tokens[i] for i in part], self.backbone.extra_padding) for part in parts)
@@ -174,7 +173,7 @@ class CAT:
         """
         loop = Loop(self, thresholds, decide)
         n = 0
-        with mixed(self.autocast, self.backbone.device):
+        with mixed(self.autocast, self.backbone):
             for batch in batches:
                 size = len(batch["input_ids"])
                 loop.begin(Flight(self.backbone.start(batch), [*range(n, n + size)], Scorer(self, measure, size)))
@@ -281,12 +280,11 @@ class Loop:
     """
 
     def __init__(self, cat, thresholds, decide):
-        self.backbone, self.decide, bars = cat.backbone, decide, np.asarray(thresholds, dtype=float)
+        self.backbone, self.autocast, self.decide, bars = cat.backbone, cat.autocast, decide, np.asarray(thresholds, dtype=float)
         l, self.bars = self.backbone.n_layers, bars.tolist()
-        if bars.shape != (l - 1,) or any(bar != bar for bar in self.bars):
+        if bars.shape != (l - 1,) or [bar for bar in self.bars if bar != bar]:
             raise ValueError(f"a CAT of {l} layers needs {l - 1} thresholds, none of them NaN, got {thresholds!r}")
         self.last = l - 1 if decide else max((k for k in range(1, l) if self.bars[k - 1] < math.inf), default=0)  # nothing leaves early after it
-        self.plain = self.backbone.device.type == "cpu" and not cat.autocast and self.backbone.dtype == torch.float32
         self.flights, self.room = [], 0  # rows on their way, and the most that may run together
         self.left = []  # (row, logits, layer, confidence) of those that have left
 
@@ -334,7 +332,7 @@ class Loop:
     def leave(self, flight, k):
         """The rows that exit at layer k leave the flight."""
         cls = self.backbone.cls(flight.state)
-        if self.plain:
+        if cls.is_cpu and cls.dtype is torch.float32 and not self.autocast:
             early, scores = flight.scorer(k, cls)
         else:  # F may run elsewhere and in lower precision, heads and scores do not
             with torch.autocast("cpu", enabled=False):
@@ -406,6 +404,7 @@ class Scorer:
         # whether a layer's score depends on the layers before it: then heads run at every layer
         self.needs_all = self.history or measure in ("kl", "patience") or (measure == "meta" and "history" not in cat.meta.drop)
         self.x = np.zeros((n, len(cat.exits[0].w_1)), np.float32)  # the meta classifiers' inputs; their history fills up as layers pass
+        self.inputs = torch.from_numpy(self.x)  # the same memory
         self.past = np.zeros((n, 0), np.float32) if self.history else None  # logits of the layers before, for heads with history
         self.streak, self.before = 0, None  # for patience; logits of the layer before
 
@@ -413,11 +412,13 @@ class Scorer:
         """Forget the rows that have left."""
         for name, value in self._remembered():
             setattr(self, name, value[rows])
+        self.inputs = torch.from_numpy(self.x)
 
     def join(self, other):
         """Take in the rows of another, which has come as far."""
         for name, value in self._remembered():
             setattr(self, name, np.concatenate([value, getattr(other, name)]))
+        self.inputs = torch.from_numpy(self.x)
 
     def _remembered(self):
         return [(name, value) for name in ("x", "past", "streak", "before") if isinstance(value := getattr(self, name), np.ndarray)]
@@ -429,7 +430,7 @@ class Scorer:
         if self.history:
             hidden += torch.from_numpy(self.past) @ exit.w_h
         if alone:
-            hidden = [math.tanh(value) for value in hidden.tolist()[0]]
+            hidden = [*map(math.tanh, hidden.tolist()[0])]
             logits = [[bias + sum(map(mul, weights, hidden)) for weights, bias in exit.outputs]]
         else:
             logits = torch.addmm(exit.b_o, hidden.tanh_(), exit.w_o).tolist()
@@ -454,7 +455,7 @@ class Scorer:
         else:
             x[:, start : start + len(exit.b_p)] = hidden
             x[:, start + len(exit.b_p) :] = [prediction + margins for prediction, _, margins in said]
-        units = torch.addmm(exit.b_1, torch.from_numpy(x), exit.w_1)
+        units = torch.addmm(exit.b_1, self.inputs, exit.w_1)
         x[:, k - 1 : k] = [confidence for _, confidence, _ in said]
         if alone:
             return [believed_alone(units.tolist()[0], *exit.believes)]

@@ -33,10 +33,15 @@ def processes():
 
 
 def tokenise(tokenizer, data, columns, max_length):
-    """Token ids of every row, cut at max_length: a list of dicts, not yet padded."""
-    if not len(data):
+    """`encode` of a data set."""
+    return encode(tokenizer, [list(data[column][:]) for column in columns], max_length)
+
+
+def encode(tokenizer, texts, max_length):
+    """Token ids of every row, cut at max_length, from one or two columns of texts: a list of dicts, not yet padded."""
+    if not any(texts):
         return []
-    encoded = tokenizer(*(list(data[column][:]) for column in columns), truncation=True, max_length=max_length)
+    encoded = tokenizer(*texts, truncation=True, max_length=max_length)
     return [dict(zip(encoded, row)) for row in zip(*encoded.values())]
 
 
@@ -73,9 +78,9 @@ def keep_cls(cls, logits):
     return {"cls": cls, "logits": logits}
 
 
-def mixed(autocast, device):
+def mixed(autocast, backbone):
     """F in lower precision where asked for ("bfloat16", "float16"); heads and scores always stay in float32."""
-    return torch.autocast(device.type, getattr(torch, autocast)) if autocast else nullcontext()
+    return torch.autocast(backbone.device.type, getattr(torch, autocast)) if autocast else nullcontext()
 
 
 def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TOKENS, chunk=CHUNK, seed=0, read=keep_cls, reads="cls in float32", autocast=None):
@@ -113,7 +118,7 @@ def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TO
         parts = {}
         for batch in by_length(rows, tokens):
             with torch.inference_mode():
-                with mixed(autocast, backbone.device):
+                with mixed(autocast, backbone):
                     cls, logits = backbone.states(collate(tokenizer, [rows[j] for j in batch], backbone.extra_padding))
                 values = read(cls.float().cpu(), logits.float().cpu())
             for name, value in values.items():

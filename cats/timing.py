@@ -26,10 +26,7 @@ ARCHITECTURES = {
     "ALBERT-base 12 x 768": {"model_type": "albert", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "RoBERTa-large 24 x 1024": {"model_type": "roberta", "max_position_embeddings": 514, **LARGE},
 }
-# Inputs alone that one model is timed on before the other takes over. With 1, each would run on the caches the other leaves: weights that do
-# not fit there are those of the last layers when F has run, so G would never find those of the first, and F would. With many, a machine that
-# slows down for a second slows one of them.
-BLOCK = 4
+BLOCK = 4  # inputs alone that one model is timed on before the other takes over: with many, a machine that slows down for a second slows one of them
 
 
 def random_backbone(architecture, n_outputs=2, **options):
@@ -76,40 +73,60 @@ class Replay(NamedTuple):
 
 
 def replay(cat, exits, tokens=64, batch_size=1, repeats=5):
-    """`replays` of one array of exit layers."""
-    return replays(cat, {"": exits}, tokens, batch_size, repeats)[""]
+    """`replays` of one array of exit layers, F before each batch."""
+    return replays(cat, {"": exits}, tokens, batch_size, repeats, beside=1)[""]
 
 
 def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, beside=4):
     """Time F, and the CAT on batches of random tokens whose rows exit at the layers of each pattern (a dict of arrays of
-    one length, by name); all interleaved, repeat by repeat.
-    At batch 1 every input is timed alone, BLOCK of them by F and then by the CAT; else all of them at once, as `predict` runs them.
+    one length, by name). They take turns, so that a machine that slows down slows both.
+    At batch 1 every input is timed alone, BLOCK of them by F and then by the CAT; else the CAT runs them all at once, as `predict` does,
+    and F a batch whenever the CAT asks for one.
 
     measures  by name, what the CAT computes after each layer; "meta" where nothing is said
-    beside    F is timed again before every so many patterns: a machine that slows down then slows both
+    beside    F takes its turn before every so many patterns (batch 1) or batches, and not before each
     """
     l, n, never = cat.backbone.n_layers, len(next(iter(patterns.values()))), np.full(cat.backbone.n_layers - 1, np.inf)
     ids = torch.randint(10, 1000, (n, tokens), generator=torch.Generator().manual_seed(0))
-    cut = lambda some, size: [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in some.split(size)]
+    batch_of = lambda part: {"input_ids": part, "attention_mask": torch.ones_like(part)}
     exits = {name: np.asarray(pattern).tolist() for name, pattern in patterns.items()}
-    starts, size = (range(n), 1) if batch_size == 1 else ([0], n)
-    full, early = ({name: np.zeros((repeats, len(starts))) for name in patterns} for _ in range(2))
+    full, early = ({name: np.zeros((repeats, n if batch_size == 1 else 1)) for name in patterns} for _ in range(2))
 
-    def run_full(i):
+    def run_full(i=0):
         with torch.inference_mode():
-            [cat.backbone.model(**batch) for batch in cut(ids[i : i + size], batch_size)]
+            cat.backbone.model(**batch_of(ids[i : i + batch_size]))
 
-    def run_early(i, name):
-        leave = exits[name][i : i + size]
-        cat.run(cut(ids[i : i + size], fresh(batch_size)), never, (measures or {}).get(name, "meta"), decide=lambda k, scores, rows: [leave[row] == k for row in rows])
+    def run_early(name, batches, exits):
+        cat.run(batches, never, (measures or {}).get(name, "meta"), decide=lambda k, scores, rows: [exits[row] == k for row in rows])
 
-    run_full(0), run_early(0, next(iter(patterns)))  # warm up
+    def turn(run, block):
+        run(block[-1])  # untimed: a model of which the caches hold what the other has left is slower than it is by itself, the CAT above all
+        return [seconds(lambda: run(i)) for i in block]
+
+    def together(name):
+        waits = []
+
+        def batches():
+            for j, part in enumerate(ids.split(fresh(batch_size))):
+                if j % beside == 0:
+                    waits.append(seconds(run_full))
+                yield batch_of(part)
+
+        both = seconds(lambda: run_early(name, batches(), exits[name]))
+        return np.mean(waits) * n / batch_size, both - sum(waits)
+
+    run_full()  # warm up
     for r in tqdm(range(repeats), desc="repeats"):
-        for block in np.split(starts, range(BLOCK, len(starts), BLOCK)):
+        if batch_size > 1:
+            for name in patterns:
+                full[name][r], early[name][r] = together(name)
+            continue
+        for block in np.split(np.arange(n), range(BLOCK, n, BLOCK)):
             for j, name in enumerate(patterns):
                 if j % beside == 0:
-                    last = [seconds(lambda: run_full(i)) for i in block]
-                full[name][r, block], early[name][r, block] = last, [seconds(lambda: run_early(i, name)) for i in block]
+                    last = turn(run_full, block)
+                alone = lambda i: run_early(name, [batch_of(ids[i : i + 1])], [exits[name][i]])
+                full[name][r, block], early[name][r, block] = last, turn(alone, block)
     return {
         name: Replay(np.median(full[name], axis=0), np.median(times, axis=0), np.mean(patterns[name]) / l, times.sum(axis=1) / full[name].sum(axis=1))
         for name, times in early.items()

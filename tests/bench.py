@@ -133,29 +133,29 @@ def runtime(tokens=64, repeats=11):
         print("    peak memory of a process at batch 32 beyond the loaded model, three times:", ", ".join(f"F {f:.0f} and G {g:.0f} MiB" for f, g in peaks))
 
 
-def _runs(cat, n=4 * 32, tokens=64):
-    """F and the CAT at batch size 32 on the same inputs, which exit at all layers alike: what memory is measured on."""
-    cut = lambda size: ({"input_ids": ids} for ids in torch.full((n, tokens), 1000).split(size))
+def even(cat, which, batch_size, tokens=64):
+    """F ("full") or the CAT ("early") on four batches' inputs, which exit at all layers alike: to run, and measure the memory of."""
+    cut = lambda size: ({"input_ids": ids} for ids in torch.full((4 * batch_size, tokens), 1000).split(size))
     l = cat.backbone.n_layers
 
     def full():
         with torch.inference_mode():
-            [cat.backbone.model(**batch) for batch in cut(32)]
+            [cat.backbone.model(**batch) for batch in cut(batch_size)]
 
     def early():
-        cat.run(cut(fresh(32)), np.full(l - 1, np.inf), decide=lambda k, scores, rows: [row % l + 1 == k for row in rows])
+        cat.run(cut(fresh(batch_size)), np.full(l - 1, np.inf), decide=lambda k, scores, rows: [row % l + 1 == k for row in rows])
 
-    return {"full": full, "early": early}
+    return {"full": full, "early": early}[which]
 
 
 def _held(name, which):
     """Tensors held at batch size 32, beyond the model itself, in MiB; in a process of its own, as a profiler may leave something behind."""
-    return timing.live(_runs(timing.untrained(name))[which]) / 2**20
+    return timing.live(even(timing.untrained(name), which, 32)) / 2**20
 
 
 def _peak(name, which):
     """Peak memory at batch size 32, beyond the model itself, in MiB."""
-    run = _runs(timing.untrained(name))[which]
+    run = even(timing.untrained(name), which, 32)
     before = _peak_memory(reset=True)
     for _ in range(5):
         run()

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from bench import even
 from hypothesis import given
 from hypothesis import strategies as st
 from test_backbone import CASES, build, make_batch  # tiny random models of every family
@@ -13,7 +14,7 @@ from test_backbone import CASES, build, make_batch  # tiny random models of ever
 import cats
 from cats import CAT, tasks, timing
 from cats.backbone import Backbone
-from cats.cat import RUNTIME_MEASURES, fresh
+from cats.cat import RUNTIME_MEASURES
 from cats.heads import Heads
 from cats.meta import Meta, believed_alone, predicted, predicted_alone
 from cats.pipeline import scores_of
@@ -157,17 +158,9 @@ def test_never_more_rows_run_than_the_batch_size_nor_wait_than_twice_that(batch_
 @pytest.mark.parametrize("architecture", ["BERT 12 x 384", "MobileBERT 24 x 512"])
 def test_a_cat_holds_no_more_tensors_than_f(architecture):
     cat = timing.untrained(architecture)
-    l, ids = cat.backbone.n_layers, torch.full((64, 16), 1000)
-    cut = lambda size: ({"input_ids": part} for part in ids.split(size))
-    run = lambda size: cat.run(cut(size), np.full(l - 1, np.inf), decide=lambda k, scores, rows: [row % l + 1 == k for row in rows])
-
-    def full():
-        with torch.inference_mode():
-            [cat.backbone.model(**batch) for batch in cut(16)]
-
-    most = timing.live(full)
-    assert timing.live(lambda: run(fresh(16))) <= most
-    assert timing.live(lambda: run(24)) > most  # half as many rows again would be seen
+    most = timing.live(even(cat, "full", 16, tokens=16))
+    assert timing.live(even(cat, "early", 16, tokens=16)) <= most
+    assert timing.live(even(cat, "early", 32, tokens=16)) > most  # larger batches would be seen
 
 
 @pytest.mark.parametrize("streak", [0, 1, 2])
