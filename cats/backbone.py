@@ -323,7 +323,7 @@ class Backbone:
         if k != state.layer + 1 or k > self.n_layers:
             raise ValueError(f"layer {k} cannot follow layer {state.layer} of {self.n_layers}")
         hidden = state.hidden
-        if len(hidden):  # Hugging Face's layers fail on an empty batch; a loop in which every row has exited need not
+        if state.lengths:  # Hugging Face's layers fail on an empty batch; a loop in which every row has exited need not
             hidden = self.glue.apply(self.layers[k - 1], hidden, state.mask, state.context)
         return State(hidden, state.mask, state.lengths, state.context, k)
 

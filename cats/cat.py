@@ -401,6 +401,7 @@ class Scorer:
 
     def __init__(self, cat, measure, n):
         self.cat, self.measure, self.history, self.early = cat, measure, cat.heads.history, cat.heads.early
+        self.plain = measure == "meta" and not self.history and cat.backbone.num_labels <= FEW  # `_alone` will do for a row
         # whether a layer's score depends on the layers before it: then heads run at every layer
         self.needs_all = self.history or measure in ("kl", "patience") or (measure == "meta" and "history" not in cat.meta.drop)
         self.x = np.zeros((n, len(cat.exits[0].w_1)), np.float32)  # the meta classifiers' inputs; their history fills up as layers pass
@@ -425,41 +426,45 @@ class Scorer:
 
     def __call__(self, k, cls):
         """Logits with temperature, row by row, and a list of scores, of layer k, counted from 1, from [CLS] (rows, d) in float32."""
-        exit, alone = self.cat.exits[k - 1], len(cls) == 1
+        exit = self.cat.exits[k - 1]
+        if self.plain and len(self.x) == 1:
+            return self._alone(k, cls, exit)
         hidden = torch.addmm(exit.b_p, cls, exit.w_p)
         if self.history:
             hidden += torch.from_numpy(self.past) @ exit.w_h
-        if alone:
-            hidden = [*map(math.tanh, hidden.tolist()[0])]
-            logits = [[bias + sum(map(mul, weights, hidden)) for weights, bias in exit.outputs]]
-        else:
-            logits = torch.addmm(exit.b_o, hidden.tanh_(), exit.w_o).tolist()
+        logits = torch.addmm(exit.b_o, hidden.tanh_(), exit.w_o).tolist()
         if self.history:
             self.past = np.concatenate([self.past, np.array(logits, np.float32)], axis=1)
         if self.measure == "meta":
-            return logits, self._meta(k, logits, hidden, exit, alone)
+            return logits, self._meta(k, logits, hidden, exit)
         now = np.array(logits, np.float32)
         scores = self._from_logits(now)
         self.before = now
         return logits, scores.tolist()
 
-    def _meta(self, k, logits, hidden, exit, alone):
+    def _meta(self, k, logits, hidden, exit):
         """M_k: cats.meta.features and Meta for one layer."""
-        x, start = self.x, self.early
+        x, start, end = self.x, self.early, self.early + len(exit.b_p)
         if len(logits[0]) <= FEW:
             said = [predicted_alone(row) for row in logits]
         else:
             said = [*zip(*(part.tolist() for part in predicted(torch.tensor(logits))))]
-        if alone:
-            x[0, start:] = hidden + said[0][0] + said[0][2]
-        else:
-            x[:, start : start + len(exit.b_p)] = hidden
-            x[:, start + len(exit.b_p) :] = [prediction + margins for prediction, _, margins in said]
+        x[:, start:end] = hidden
+        x[:, end:] = [prediction + margins for prediction, _, margins in said]
         units = torch.addmm(exit.b_1, self.inputs, exit.w_1)
         x[:, k - 1 : k] = [confidence for _, confidence, _ in said]
-        if alone:
-            return [believed_alone(units.tolist()[0], *exit.believes)]
         return torch.addmv(exit.b_2, units.relu_(), exit.w_2).sigmoid_().tolist()
+
+    def _alone(self, k, cls, exit):
+        """Head and M_k for one row: plain Python but for the two large products, as an operation on tensors takes longer than 32 numbers do."""
+        hidden = [*map(math.tanh, torch.addmm(exit.b_p, cls, exit.w_p).tolist()[0])]
+        logits = [bias + sum(map(mul, weights, hidden)) for weights, bias in exit.outputs]
+        prediction, confidence, margins = predicted_alone(logits)
+        x = self.x[0]
+        x[self.early :] = hidden + prediction + margins
+        units = torch.addmm(exit.b_1, self.inputs, exit.w_1).tolist()[0]
+        x[k - 1] = confidence[0]
+        return [logits], [believed_alone(units, *exit.believes)]
 
     def _from_logits(self, logits):
         if self.measure == "patience":

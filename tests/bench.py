@@ -112,15 +112,15 @@ def memory(n=25_000, layers=24, d=2048, chunk=512):
     print(f"  peak of one epoch of head training {peak:.2f} GiB, all of Python and torch included")
 
 
-def runtime(tokens=64, repeats=11):
-    """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; interleaved, medians."""
+def runtime(tokens=64):
+    """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; in turns, medians over repeats and their range."""
     for name in ("BERT 12 x 384", "MobileBERT 24 x 512"):
         torch.manual_seed(0)
         cat = timing.untrained(name)
         table = Synthetic(layers=cat.backbone.n_layers).table(2000)
         thresholds = calibrate(table.scores("meta"), table.consistent, 0.05, method="first_exit")
         exits = exit_layers(table.scores("meta"), thresholds)
-        for size, n in ((1, 60), (32, 256)):
+        for size, n, repeats in ((1, 60, 21), (32, 256, 11)):
             found = timing.replay(cat, exits[:n], tokens, size, repeats)
             low, high = found.ratios.min() / found.share, found.ratios.max() / found.share
             print(f"runtime: {name}, {tokens} tokens, batch {size}: T_G/T_F {found.ratio:.3f}, layers_G/l {found.share:.3f},", end=" ")
