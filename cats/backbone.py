@@ -55,11 +55,11 @@ class Bert:
         # without padding there is nothing to mask, and building a mask takes a twentieth of a layer
         return {"attention_mask": create_bidirectional_mask(self.config, hidden, mask) if padded else None}
 
-    def fewer(self, context, rows, hidden, mask):
-        """The context of some rows, with padding, whose hidden states and mask these are."""
+    def fewer(self, context, select, hidden, mask):
+        """The context of some rows, with padding, whose hidden states and mask these are; `select` takes them from a tensor."""
         width, whole = hidden.shape[1], context["attention_mask"] if list(context) == ["attention_mask"] else None
         if isinstance(whole, Tensor) and whole.dim() == 4:  # (rows, 1, tokens, tokens): cutting takes a fifth of the time of building
-            return {"attention_mask": whole[..., :width, :width].index_select(0, rows)}
+            return {"attention_mask": select(whole[..., :width, :width])}
         return self.context(hidden, mask, True)
 
     def apply(self, layer, hidden, mask, context):
@@ -353,20 +353,19 @@ class Backbone:
         if trim and lengths and all(lengths):
             width = max(lengths)
         hidden, mask, n = state.hidden, state.mask, len(numbers)
-        rows = torch.tensor(numbers, dtype=torch.long, device=mask.device)
+        select = lambda tensor: tensor.index_select(0, torch.tensor(numbers, dtype=torch.long, device=tensor.device))
         moves = [(to, row) for to, row in enumerate(numbers) if to != row]
         if width == hidden.shape[1] and 2 * len(moves) <= n and all(row >= n for _, row in moves):
             for to, row in moves:  # most rows are where they should be: rows from the end fill the gaps
                 hidden[to] = hidden[row]
             hidden = hidden[:n]
         else:
-            hidden = hidden[:, :width].index_select(0, rows)
+            hidden = select(hidden[:, :width])
         if padded(lengths, width):
-            mask = mask[:, :width].index_select(0, rows)
-            context = self.glue.fewer(state.context, rows, hidden, mask)
+            mask = select(mask[:, :width])
+            context = self.glue.fewer(state.context, select, hidden, mask)
         else:  # 1 everywhere
-            first = numbers[0] if n else 0
-            mask = mask[first : first + 1, :width].expand(n, -1)
+            mask = select(mask[:, :width]) if padded(state.lengths, mask.shape[1]) else mask[:n]
             context = self.glue.context(hidden, mask, False)
         return State(hidden, mask, lengths, context, state.layer)
 

@@ -400,7 +400,7 @@ class Scorer:
     """
 
     def __init__(self, cat, measure, n):
-        self.cat, self.measure, self.history, self.early = cat, measure, cat.heads.history, cat.heads.early
+        self.cat, self.measure, self.history, self.early, self.d_e = cat, measure, cat.heads.history, cat.heads.early, cat.heads.d_e
         self.plain = measure == "meta" and not self.history and cat.backbone.num_labels <= FEW  # `_alone` will do for a row
         # whether a layer's score depends on the layers before it: then heads run at every layer
         self.needs_all = self.history or measure in ("kl", "patience") or (measure == "meta" and "history" not in cat.meta.drop)
@@ -432,27 +432,26 @@ class Scorer:
         hidden = torch.addmm(exit.b_p, cls, exit.w_p)
         if self.history:
             hidden += torch.from_numpy(self.past) @ exit.w_h
-        logits = torch.addmm(exit.b_o, hidden.tanh_(), exit.w_o).tolist()
+        hidden = torch.tanh(hidden, out=self.inputs.narrow(1, self.early, self.d_e))  # in the place where a meta classifier reads it
+        logits = torch.addmm(exit.b_o, hidden, exit.w_o).tolist()
         if self.history:
             self.past = np.concatenate([self.past, np.array(logits, np.float32)], axis=1)
         if self.measure == "meta":
-            return logits, self._meta(k, logits, hidden, exit)
+            return logits, self._meta(k, logits, exit)
         now = np.array(logits, np.float32)
         scores = self._from_logits(now)
         self.before = now
         return logits, scores.tolist()
 
-    def _meta(self, k, logits, hidden, exit):
+    def _meta(self, k, logits, exit):
         """M_k: cats.meta.features and Meta for one layer."""
-        x, start, end = self.x, self.early, self.early + len(exit.b_p)
         if len(logits[0]) <= FEW:
             said = [predicted_alone(row) for row in logits]
         else:
             said = [*zip(*(part.tolist() for part in predicted(torch.tensor(logits))))]
-        x[:, start:end] = hidden
-        x[:, end:] = [prediction + margins for prediction, _, margins in said]
+        self.x[:, self.early + self.d_e :] = [prediction + margins for prediction, _, margins in said]
         units = torch.addmm(exit.b_1, self.inputs, exit.w_1)
-        x[:, k - 1 : k] = [confidence for _, confidence, _ in said]
+        self.x[:, k - 1 : k] = [confidence for _, confidence, _ in said]
         return torch.addmv(exit.b_2, units.relu_(), exit.w_2).sigmoid_().tolist()
 
     def _alone(self, k, cls, exit):
