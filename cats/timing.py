@@ -59,12 +59,16 @@ def live(run):
 
 
 class Replay(NamedTuple):
-    """Seconds of what was timed together, medians over repeats, and T_G/T_F of every repeat."""
+    """Seconds of what was timed together, repeat by repeat."""
 
-    full: np.ndarray  # (1,), or one for each input at batch 1
+    full: np.ndarray  # (repeats, 1), or a column for each input at batch 1
     early: np.ndarray
     share: float  # mean exit layer as a share of l
-    ratios: np.ndarray  # of the totals, one a repeat
+
+    @property
+    def ratios(self):
+        """T_G / T_F of every repeat, (repeats,)."""
+        return self.early.sum(axis=1) / self.full.sum(axis=1)
 
     @property
     def ratio(self):
@@ -127,10 +131,7 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
                     last = turn(run_full, block)
                 alone = lambda i: run_early(name, [batch_of(ids[i : i + 1])], [exits[name][i]])
                 full[name][r, block], early[name][r, block] = last, turn(alone, block)
-    return {
-        name: Replay(np.median(full[name], axis=0), np.median(times, axis=0), np.mean(patterns[name]) / l, times.sum(axis=1) / full[name].sum(axis=1))
-        for name, times in early.items()
-    }
+    return {name: Replay(full[name], early[name], np.mean(patterns[name]) / l) for name in patterns}
 
 
 def by_exit(cat, tokens=64, repeats=5, every=1, measures=("meta", "sm")):
@@ -141,7 +142,8 @@ def by_exit(cat, tokens=64, repeats=5, every=1, measures=("meta", "sm")):
     l = cat.backbone.n_layers
     layers = measured(l, every)
     times = replays(cat, dict.fromkeys(measures, layers), tokens, 1, repeats, dict(zip(measures, measures)))
-    return {measure: np.interp(np.arange(1, l + 1), layers, found.early / found.full) for measure, found in times.items()}
+    # within a repeat both have met the same machine, which between repeats has two speeds and more: so ratios first, then medians
+    return {measure: np.interp(np.arange(1, l + 1), layers, np.median(found.early / found.full, axis=0)) for measure, found in times.items()}
 
 
 def measured(l, every):

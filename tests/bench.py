@@ -122,7 +122,8 @@ def runtime(tokens=64):
             print(f"runtime: {name}, {tokens} tokens, batch {size}: T_G/T_F {found.ratio:.3f}, layers_G/l {found.share:.3f},", end=" ")
             print(f"quotient {found.ratio / found.share:.3f} ({low:.3f} to {high:.3f})")
             for which, times in (("F", found.full), ("G", found.early)) if size == 1 else ():
-                print(f"    {which} latency: p50 {np.median(times) * 1e3:.1f} ms, p95 {np.quantile(times, 0.95) * 1e3:.1f} ms")
+                p50, p95 = np.quantile(np.median(times, axis=0), [0.5, 0.95]) * 1e3  # over inputs
+                print(f"    {which} latency: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
         held = [in_a_process(_held, name, which) for which in ("full", "early")]
         print("    tensors held at batch 32: F {:.1f} and G {:.1f} MiB".format(*held))
         peaks = [[in_a_process(_peak, name, which) for which in ("full", "early")] for _ in range(3)]
