@@ -310,11 +310,13 @@ class Backbone:
         shape = inputs["input_ids"].shape
         if len(shape) != 2 or any(value.shape != shape for value in inputs.values()):
             raise ValueError(f"start wants tensors of one shape (rows, tokens), got { {name: tuple(value.shape) for name, value in inputs.items()} }")
+        if "attention_mask" in inputs:
+            inputs["attention_mask"] = inputs["attention_mask"].long()  # DeBERTa subtracts it, so it must not be bool
         lengths = lengths_of(inputs["attention_mask"]) if "attention_mask" in inputs else [shape[1]] * shape[0]
         device = self.device
         inputs = {name: value if value.device == device else value.to(device) for name, value in inputs.items()}
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        mask = torch.ones_like(ids) if mask is None else mask.long()  # DeBERTa subtracts it, so it must not be bool
+        mask = torch.ones_like(ids) if mask is None else mask
         hidden = self.glue.embed(ids, inputs.get("token_type_ids") if self.token_types else None, mask)  # (rows, tokens, d)
         return State(hidden, mask, lengths, self.glue.context(hidden, mask, padded(lengths, shape[1])))
 

@@ -227,6 +227,14 @@ def test_rows_from_the_end_fill_gaps_in_place(case, lengths):
     assert addresses == {True}
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int, torch.float])
+def test_a_mask_may_be_of_any_type(dtype):
+    backbone = build("bert")
+    batch = make_batch(backbone, [5, 9])
+    start, other = backbone.start(batch), backbone.start({**batch, "attention_mask": batch["attention_mask"].to(dtype)})
+    assert other.lengths == start.lengths == [5, 9] and torch.equal(other.mask, start.mask)
+
+
 @each_case
 def test_trimming_cuts_the_tensors_and_changes_nothing(case):
     backbone = build(case)
