@@ -1,4 +1,6 @@
-"""Confident Adaptive Transformers: early exits that provably agree with the full model (Schuster et al., EMNLP 2021)."""
+"""Confident Adaptive Transformers: early exits that provably agree with the full model (Schuster et
+al., EMNLP 2021).
+"""
 
 from cats.calibration import (
     METHODS,

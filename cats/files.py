@@ -1,4 +1,6 @@
-"""Where things are, how files are written (whole or not at all), and the provenance every result carries."""
+"""Where things are, how files are written (whole or not at all), and the provenance every result
+carries.
+"""
 
 import hashlib
 import json
@@ -15,10 +17,14 @@ FIGURES = Path(os.environ.get("CATS_FIGURES", ROOT / "figures"))
 
 @contextmanager
 def writing(path):
-    """A path beside `path` to write to; renamed to `path` at the end, gone if anything went wrong before."""
+    """A path beside `path` to write to; renamed to `path` at the end, gone if anything went wrong
+    before.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{os.getpid()}.{path.name}")  # keeps the suffix, which writers read the format from
+    aside = path.with_name(
+        f".{os.getpid()}.{path.name}"
+    )  # keeps the suffix, which writers read the format from
     try:
         yield aside
         aside.replace(path)

@@ -1,4 +1,6 @@
-"""The batch in a copy of the repository, so that nothing touches the real one's build folder: for test_batch.py and slurm.py."""
+"""The batch in a copy of the repository, so that nothing touches the real one's build folder: for
+test_batch.py and slurm.py.
+"""
 
 import os
 import shutil
@@ -13,13 +15,30 @@ def copy(folder, *names):
     """These files and folders of the repository, in a folder of their own."""
     for name in names:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+            shutil.copytree(
+                ROOT / name,
+                folder / name,
+                ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"),
+            )
         else:
             shutil.copy2(ROOT / name, folder / name)
 
 
 def start(folder, profile, *options, **process):
     """Snakemake on a copy; `process` goes to Popen."""
-    paths = {"PYTHONPATH": str(folder), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "snakemake", "--nolock", "--rerun-incomplete", "--keep-going", "--configfile", profile, *options]
+    paths = {
+        "PYTHONPATH": str(folder),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--nolock",
+        "--rerun-incomplete",
+        "--keep-going",
+        "--configfile",
+        profile,
+        *options,
+    ]
     return subprocess.Popen(command, cwd=folder, env=os.environ | paths, **process)

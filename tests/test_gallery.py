@@ -1,4 +1,6 @@
-"""The page of everything shows what a notebook says, its pictures and tables, and its reading, and nobody else's."""
+"""The page of everything shows what a notebook says, its pictures and tables, and its reading, and
+nobody else's.
+"""
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -9,26 +11,53 @@ from cats import gallery
 def executed(path, title, reading):
     path.parent.mkdir(parents=True, exist_ok=True)
     output = new_output("execute_result", {"text/markdown": reading}, execution_count=1)
-    cells = [new_markdown_cell(f"# {title}\n\nShows **Table 3**."), new_code_cell("1", outputs=[output])]
+    cells = [
+        new_markdown_cell(f"# {title}\n\nShows **Table 3**."),
+        new_code_cell("1", outputs=[output]),
+    ]
     nbformat.write(new_notebook(cells=cells), path)
     return path
 
 
 def test_page(tmp_path):
     one = executed(tmp_path / "build" / "23_tables.ipynb", "23 · Tables", "It *agrees*.")
-    stage = executed(tmp_path / "build" / "runs" / "imdb-tiny-0" / "05_scores.ipynb", "05 · Scores", "Done & <read>.")
+    stage = executed(
+        tmp_path / "build" / "runs" / "imdb-tiny-0" / "05_scores.ipynb",
+        "05 · Scores",
+        "Done & <read>.",
+    )
     figures = tmp_path / "figures"
     figures.mkdir()
-    for name in ("23_tables.png", "23_tables.csv", "05_scores-imdb-tiny-0.png", "05_scores-imdb-other-0.png"):
+    for name in (
+        "23_tables.png",
+        "23_tables.csv",
+        "05_scores-imdb-tiny-0.png",
+        "05_scores-imdb-other-0.png",
+    ):
         (figures / name).write_bytes(b"x")
-    (figures / "23_tables_classification.md").write_text("| method | layers |\n|:--|:--|\n| shared | 7.10 |\n")
+    (figures / "23_tables_classification.md").write_text(
+        "| method | layers |\n|:--|:--|\n| shared | 7.10 |\n"
+    )
     page = gallery.write([one, stage], figures).read_text()
     assert page.index("05 · Scores (imdb-tiny-0)") < page.index("23 · Tables")
-    assert '<img src="23_tables.png"' in page and '<a href="23_tables.csv">csv</a>' in page and "<strong>Table 3</strong>" in page
-    assert "<td>7.10</td>" in page.replace(' style="text-align: left;"', "").replace(' style="text-align:left"', "")
-    assert "<em>agrees</em>" in page and 'src="05_scores-imdb-tiny-0.png"' in page and "imdb-other" not in page
+    assert (
+        '<img src="23_tables.png"' in page
+        and '<a href="23_tables.csv">csv</a>' in page
+        and "<strong>Table 3</strong>" in page
+    )
+    assert "<td>7.10</td>" in page.replace(' style="text-align: left;"', "").replace(
+        ' style="text-align:left"', ""
+    )
+    assert (
+        "<em>agrees</em>" in page
+        and 'src="05_scores-imdb-tiny-0.png"' in page
+        and "imdb-other" not in page
+    )
     assert gallery.write([stage, one], figures).read_text() == page
 
 
 def test_formulas_are_readable_without_mathjax():
-    assert gallery.plain(r"above $P(F=Y)-\varepsilon$, $V \le \tau$ and $r=3$; costs 5 $") == "above P(F=Y)-ε, V ≤ τ and r=3; costs 5 $"
+    assert (
+        gallery.plain(r"above $P(F=Y)-\varepsilon$, $V \le \tau$ and $r=3$; costs 5 $")
+        == "above P(F=Y)-ε, V ≤ τ and r=3; costs 5 $"
+    )
