@@ -72,7 +72,7 @@ rule gallery:
         mem_mb=2000,
         runtime=10,
     shell:
-        "python -m cats.gallery {input:q}"
+        "python -m cats.paper.site {input:q}"
 
 
 def whole(run):
@@ -91,7 +91,7 @@ def parameters(wildcards):
 rule notebook:
     input:
         notebook="notebooks/{notebook}.ipynb",
-        package=glob("cats/*.py"),
+        package=glob("cats/**/*.py", recursive=True),
         tables=glob(f"{TABLES}/manifest.json") + glob("data/paper/*.csv"),  # the manifest holds the tables' hashes
         runs=lambda wildcards: SCORED if wildcards.notebook in AFTER_RUNS else [],
     params:
@@ -133,13 +133,13 @@ def launch(wildcards):
     if "launch" not in config:
         return ""
     values = {name: value for name, value in json.loads(settings(wildcards)).items() if name != "ship"}
-    return f"(cd notebooks && {config['launch']} -m cats.pipeline {shlex.quote(json.dumps(values))} --until {STEP[wildcards.stage]}) && "
+    return f"(cd notebooks && {config['launch']} -m cats.train.run {shlex.quote(json.dumps(values))} --until {STEP[wildcards.stage]}) && "
 
 
 rule stage:
     input:
         notebook="notebooks/{stage}.ipynb",
-        package=glob("cats/*.py"),
+        package=glob("cats/**/*.py", recursive=True),
         before=before,
     params:
         values=settings,

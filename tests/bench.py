@@ -15,13 +15,15 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from cats import Synthetic, calibrate, evaluate, exit_layers, tasks, timing
-from cats.backbone import Backbone
-from cats.cat import fresh
-from cats.extraction import States, collate, extract, tokenise
-from cats.files import write_json
-from cats.heads import train_heads
-from cats.training import fresh_model, tokenizer_of
+from cats import Synthetic, calibrate, evaluate, exit_layers
+from cats._io import write_json
+from cats.model.backbone import Backbone
+from cats.model.heads import train_heads
+from cats.paper import timing
+from cats.runtime.cat import fresh
+from cats.train import tasks
+from cats.train.finetune import fresh_model, tokenizer_of
+from cats.train.states import States, collate, extract, tokenise
 
 EPSILONS = [round(0.05 * i, 2) for i in range(1, 20)]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from cats.alternatives import int8, onnx
+from cats.paper.baselines import int8, onnx
 
 SMALL = {
     "vocab_size": 100,

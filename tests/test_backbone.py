@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from cats.backbone import FAMILIES, Backbone, Roberta
+from cats.model.backbone import FAMILIES, Backbone, Roberta
 
 TOLERANCE = 1e-5
 SEEN = 1e-3  # what a planted mistake must change at least

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cats
-from cats.calibration import (
+from cats.stats.calibrators import (
     METHODS,
     CalibrationSet,
     exact,

@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from test_backbone import CASES, build, make_batch  # tiny random models of every family
 
 import cats
-from cats import CAT, tasks, timing
-from cats.backbone import Backbone
-from cats.cat import RUNTIME_MEASURES
-from cats.heads import Heads
-from cats.meta import Meta, believed_alone, predicted, predicted_alone
-from cats.pipeline import scores_of
-from cats.tables import ScoreTable
-from cats.training import fresh_model, tokenizer_of
+from cats import CAT
+from cats.model.backbone import Backbone
+from cats.model.heads import Heads
+from cats.model.meta import Meta, believed_alone, predicted, predicted_alone
+from cats.paper import timing
+from cats.runtime.cat import RUNTIME_MEASURES
+from cats.stats.table import ScoreTable
+from cats.train import tasks
+from cats.train.finetune import fresh_model, tokenizer_of
+from cats.train.run import scores_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 ROWS = 33
@@ -129,7 +131,7 @@ def test_exits_equal_the_table_for_every_option(options):
 
 def test_exits_equal_the_table_for_many_classes(monkeypatch):
     """From so many classes on, tensors find the largest probabilities."""
-    monkeypatch.setattr(cats.cat, "FEW", 1)
+    monkeypatch.setattr(cats.runtime.cat, "FEW", 1)
     check_agreement(*random_cat(build("bert")), "meta", sizes=(1, 7))
 
 

@@ -15,8 +15,8 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from cats.backbone import FAMILIES, Backbone
-from cats.cost import (
+from cats.model.backbone import FAMILIES, Backbone
+from cats.model.cost import (
     amortised_time,
     ends_macs,
     head_macs,
@@ -25,8 +25,8 @@ from cats.cost import (
     macs_reduction,
     meta_macs,
 )
-from cats.heads import Heads
-from cats.meta import Meta
+from cats.model.heads import Heads
+from cats.model.meta import Meta
 
 PAPER = Path(__file__).resolve().parents[1] / "data/paper"
 LAST_DIGIT = 0.005 + 1e-9  # what rounding to two decimals may change

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from cats import demo
+from cats.train import demo
 
 TASKS = demo.TASKS
 

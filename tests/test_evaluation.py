@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import cats
 from cats import METHODS
-from cats.calibration import CalibrationSet, exact, naive
-from cats.evaluation import auroc, by_layer, calibration_error, recalibrate, split
+from cats.stats.calibrators import CalibrationSet, exact, naive
+from cats.stats.trials import auroc, by_layer, calibration_error, recalibrate, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 

@@ -5,7 +5,7 @@ nobody else's.
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from cats import gallery
+from cats.paper import site
 
 
 def executed(path, title, reading):
@@ -38,7 +38,7 @@ def test_page(tmp_path):
     (figures / "23_tables_classification.md").write_text(
         "| method | layers |\n|:--|:--|\n| shared | 7.10 |\n"
     )
-    page = gallery.write([one, stage], figures).read_text()
+    page = site.write([one, stage], figures).read_text()
     assert page.index("05 · Scores (imdb-tiny-0)") < page.index("23 · Tables")
     assert (
         '<img src="23_tables.png"' in page
@@ -53,11 +53,11 @@ def test_page(tmp_path):
         and 'src="05_scores-imdb-tiny-0.png"' in page
         and "imdb-other" not in page
     )
-    assert gallery.write([stage, one], figures).read_text() == page
+    assert site.write([stage, one], figures).read_text() == page
 
 
 def test_formulas_are_readable_without_mathjax():
     assert (
-        gallery.plain(r"above $P(F=Y)-\varepsilon$, $V \le \tau$ and $r=3$; costs 5 $")
+        site.plain(r"above $P(F=Y)-\varepsilon$, $V \le \tau$ and $r=3$; costs 5 $")
         == "above P(F=Y)-ε, V ≤ τ and r=3; costs 5 $"
     )

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from cats import ScoreTable
-from cats.extraction import States
-from cats.training import training_log
+from cats.train.finetune import training_log
+from cats.train.states import States
 
 ROOT = Path(__file__).resolve().parents[1]
 # 530 rows are two chunks of unequal length, 101 rows in chunks of 7 are 15: neither divides by two
@@ -26,9 +26,9 @@ SETTINGS = {
 }
 EXTRACT = """
 import sys
-from cats import tasks
-from cats.backbone import Backbone
-from cats.extraction import extract, processes
+from cats.train import tasks
+from cats.model.backbone import Backbone
+from cats.train.states import extract, processes
 from transformers import AutoTokenizer
 model, folder = sys.argv[1:]
 print(f"process {processes().process_index + 1} of {processes().num_processes}", flush=True)
@@ -82,7 +82,7 @@ def processes(n, *arguments):
 def together(tmp_path_factory):
     """A run by two processes, from fine-tuning to tables."""
     folder = tmp_path_factory.mktemp("two")
-    processes(2, "-m", "cats.pipeline", json.dumps(SETTINGS | {"folder": str(folder)}))
+    processes(2, "-m", "cats.train.run", json.dumps(SETTINGS | {"folder": str(folder)}))
     return folder
 
 
@@ -92,7 +92,7 @@ def test_tables_of_two_processes_are_those_of_one(together, tmp_path):
         "fine_tuned": True,
         "folder": str(tmp_path),
     }
-    processes(1, "-m", "cats.pipeline", json.dumps(alone))
+    processes(1, "-m", "cats.train.run", json.dumps(alone))
     assert (together / "heads.safetensors").read_bytes() == (
         tmp_path / "heads.safetensors"
     ).read_bytes()
@@ -115,7 +115,7 @@ def test_two_processes_train_as_one(together, tmp_path):
     processes(
         1,
         "-m",
-        "cats.pipeline",
+        "cats.train.run",
         json.dumps(SETTINGS | {"folder": str(tmp_path)}),
         "--until",
         "model",

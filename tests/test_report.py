@@ -10,7 +10,8 @@ import pytest
 from IPython.display import Markdown
 
 import cats
-from cats import evaluate, plots, report
+from cats import evaluate
+from cats.paper import report, style
 
 ROWS = ["static", "shared/sm", "shared/meta", "oracle"]
 
@@ -112,7 +113,7 @@ def test_layout(numbers):
 
 
 def test_show_saves_or_says_so(numbers, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "FIGURES", tmp_path)
+    monkeypatch.setattr(style, "FIGURES", tmp_path)
     report.show(
         "some_table", numbers, ["layers"], ["imdb"], {"trials": 3}, {"imdb": "a", "stsb": "b"}
     )

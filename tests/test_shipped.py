@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import cats
-from cats import ScoreTable, shipped
-from cats.files import DATA, sha256, write_json
-from cats.heads import Heads
-from cats.meta import Meta
-from cats.pipeline import Run, load_module
+from cats import ScoreTable
+from cats._io import DATA, sha256, write_json
+from cats.model.heads import Heads
+from cats.model.meta import Meta
+from cats.paper import store
+from cats.train.run import Run, load_module
 
 SIZES = {"train": 120, "validation": 40, "test": 30}
 QUICK = dict(
@@ -48,32 +49,32 @@ def folder(tmp_path):
 
 def test_a_table_comes_back(folder):
     for i, (task, backbone) in enumerate(MADE):
-        table = shipped.table(task, backbone, "test", folder)
+        table = store.table(task, backbone, "test", folder)
         assert table.sha256 == cats.Synthetic(layers=LAYERS[backbone]).table(20, seed=i).sha256
 
 
 def test_pairs_follow_the_papers_order_of_tasks(folder):
     deep = [("imdb", "deep"), ("stsb", "deep"), ("own_task", "deep")]
     shallow = [("vitaminc", "shallow"), ("ag_news", "shallow")]
-    assert shipped.pairs(folder) == deep + shallow
+    assert store.pairs(folder) == deep + shallow
 
 
 def test_the_main_figures_come_from_one_backbone(folder):
     """The one that is wanted, or one of MAIN, or the deepest there is; not the first by name."""
-    assert [shipped.main(wanted, folder) for wanted in ("shallow", "deep", "absent")] == [
+    assert [store.main(wanted, folder) for wanted in ("shallow", "deep", "absent")] == [
         "shallow",
         "deep",
         "deep",
     ]
-    assert list(shipped.tables("test", "absent", folder)) == ["imdb", "stsb", "own_task"]
-    assert shipped.tables("test", "shallow", folder)["ag_news"].n_layers == 4
-    entries = shipped.manifest(folder)
+    assert list(store.tables("test", "absent", folder)) == ["imdb", "stsb", "own_task"]
+    assert store.tables("test", "shallow", folder)["ag_news"].n_layers == 4
+    entries = store.manifest(folder)
     write_json(
         folder / "manifest.json",
         entries
         | {"a": {"task": "imdb", "backbone": "albert-xlarge-v2", "what": "test", "layers": 5}},
     )
-    assert shipped.main("absent", folder) == "albert-xlarge-v2"
+    assert store.main("absent", folder) == "albert-xlarge-v2"
 
 
 def test_a_changed_byte_is_refused(folder):
@@ -84,8 +85,8 @@ def test_a_changed_byte_is_refused(folder):
     with pytest.raises(
         ValueError, match="imdb-deep-test.safetensors is not the file its manifest names"
     ):
-        shipped.table("imdb", "deep", "test", folder)
-    assert len(shipped.table("imdb", "deep", "validation", folder)) == 20  # the others still load
+        store.table("imdb", "deep", "test", folder)
+    assert len(store.table("imdb", "deep", "validation", folder)) == 20  # the others still load
 
 
 def test_a_whole_table_that_is_not_the_named_one_is_refused(folder):
@@ -95,7 +96,7 @@ def test_a_whole_table_that_is_not_the_named_one_is_refused(folder):
     )
     assert ScoreTable.load(folder / "imdb-deep-test.safetensors")
     with pytest.raises(ValueError, match="check it out again, or make it anew"):
-        shipped.table("imdb", "deep", "test", folder)
+        store.table("imdb", "deep", "test", folder)
 
 
 def test_a_missing_file_is_refused(folder):
@@ -103,7 +104,7 @@ def test_a_missing_file_is_refused(folder):
     with pytest.raises(
         ValueError, match="stsb-deep-test.safetensors is not the file its manifest names"
     ):
-        shipped.table("stsb", "deep", "test", folder)
+        store.table("stsb", "deep", "test", folder)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_what_is_not_there_is_refused_with_what_is(folder, task, backbone, what)
         FileNotFoundError,
         match=f"no {what} of {task} with {backbone} is shipped; there are .*stsb-deep-test",
     ):
-        shipped.path(task, backbone, what, folder)
+        store.path(task, backbone, what, folder)
 
 
 def test_a_file_that_no_manifest_names_is_not_loaded(folder):
@@ -123,15 +124,15 @@ def test_a_file_that_no_manifest_names_is_not_loaded(folder):
         (folder / "stsb-deep-test.safetensors").read_bytes()
     )
     with pytest.raises(FileNotFoundError, match="no test of snli"):
-        shipped.table("snli", "deep", "test", folder)
+        store.table("snli", "deep", "test", folder)
 
 
 def test_an_empty_folder_has_no_pairs(tmp_path):
-    assert shipped.manifest(tmp_path) == {} and shipped.pairs(tmp_path) == []
+    assert store.manifest(tmp_path) == {} and store.pairs(tmp_path) == []
     with pytest.raises(FileNotFoundError, match="no ScoreTables"):
-        shipped.tables("test", folder=tmp_path)
+        store.tables("test", folder=tmp_path)
     with pytest.raises(FileNotFoundError, match="there are none"):
-        shipped.table("imdb", "deep", "test", tmp_path)
+        store.table("imdb", "deep", "test", tmp_path)
 
 
 # --- adding a run
@@ -139,10 +140,10 @@ def test_an_empty_folder_has_no_pairs(tmp_path):
 
 
 def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
-    before = shipped.manifest(folder)
+    before = store.manifest(folder)
     run = Run("similarity", folder=tmp_path_factory.mktemp("run"), **QUICK)
-    assert shipped.add(run, folder) == folder
-    entries = shipped.manifest(folder)
+    assert store.add(run, folder) == folder
+    entries = store.manifest(folder)
     new = {name: entry for name, entry in entries.items() if name not in before}
     assert {name: entries[name] for name in before} == before
     assert set(new) == {
@@ -167,10 +168,10 @@ def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
         ".manifest.lock",
     }  # nothing half-written is left
     # what comes back is what the run has
-    assert ("similarity", "demo") in shipped.pairs(folder)
+    assert ("similarity", "demo") in store.pairs(folder)
     for split in ("validation", "test"):
         table, entry = (
-            shipped.table("similarity", "demo", split, folder),
+            store.table("similarity", "demo", split, folder),
             new[f"similarity-demo-{split}.safetensors"],
         )
         assert table.sha256 == run.table(split).sha256 and table.metadata["split"] == split
@@ -179,7 +180,7 @@ def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
             and entry["data"] == table.metadata["data"]
         )
     for kind, what, module in ((Heads, "heads", run.heads), (Meta, "meta", run.metas)):
-        back, _ = load_module(kind, shipped.path("similarity", "demo", what, folder))
+        back, _ = load_module(kind, store.path("similarity", "demo", what, folder))
         assert all(
             (back.state_dict()[name] == tensor).all()
             for name, tensor in module.state_dict().items()
@@ -188,12 +189,12 @@ def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
     late = {"late.safetensors": {"task": "late", "backbone": "other"}}
     table = run.table
     run.table = lambda split: write_json(folder / "manifest.json", entries | late) or table(split)
-    shipped.add(run, folder)
-    assert shipped.manifest(folder) == entries | late
+    store.add(run, folder)
+    assert store.manifest(folder) == entries | late
     write_json(folder / "manifest.json", entries)
     run.table = table
     content = (folder / "manifest.json").read_bytes()
-    shipped.add(run, folder)
+    store.add(run, folder)
     assert (folder / "manifest.json").read_bytes() == content
 
 
@@ -229,7 +230,7 @@ def test_half_precision_would_move_thresholds_and_exits():
 
 # The repository's own folder, whatever CATS_TABLES says.
 TABLES = DATA / "tables"
-ENTRIES, PAIRS = shipped.manifest(TABLES), shipped.pairs(TABLES)
+ENTRIES, PAIRS = store.manifest(TABLES), store.pairs(TABLES)
 of_pair = pytest.mark.parametrize("task, backbone", PAIRS, ids=["-".join(pair) for pair in PAIRS])
 
 
@@ -246,7 +247,7 @@ def test_a_shipped_file_is_the_one_named(name):
     entry, file = ENTRIES[name], TABLES / name
     assert (
         name == f"{entry['task']}-{entry['backbone']}-{entry['what']}.safetensors"
-        and entry["what"] in shipped.KEPT
+        and entry["what"] in store.KEPT
     )
     assert sha256(file) == entry["sha256"] and file.stat().st_size == entry["bytes"]
     assert ("inputs" in entry) == ("data" in entry) == (entry["what"] in ("validation", "test"))
@@ -258,13 +259,13 @@ def test_a_pair_is_whole(task, backbone):
         entry["what"]
         for entry in ENTRIES.values()
         if (entry["task"], entry["backbone"]) == (task, backbone)
-    } == set(shipped.KEPT)
-    heads = load_module(Heads, shipped.path(task, backbone, "heads", TABLES))[1]
-    meta = load_module(Meta, shipped.path(task, backbone, "meta", TABLES))[1]
+    } == set(store.KEPT)
+    heads = load_module(Heads, store.path(task, backbone, "heads", TABLES))[1]
+    meta = load_module(Meta, store.path(task, backbone, "meta", TABLES))[1]
     assert (
         heads["model"]
         == meta["model"]
-        == shipped.table(task, backbone, "test", TABLES).metadata["model"]
+        == store.table(task, backbone, "test", TABLES).metadata["model"]
     )
 
 
@@ -272,7 +273,7 @@ def test_a_pair_is_whole(task, backbone):
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_shipped_table_is_sound(task, backbone, split):
     table, entry = (
-        shipped.table(task, backbone, split, TABLES),
+        store.table(task, backbone, split, TABLES),
         ENTRIES[f"{task}-{backbone}-{split}.safetensors"],
     )
     about = table.metadata
@@ -304,7 +305,7 @@ def test_a_shipped_table_is_sound(task, backbone, split):
 @of_pair
 def test_validation_and_test_are_other_data_seen_by_the_same_model(task, backbone):
     validation, test = (
-        shipped.table(task, backbone, split, TABLES) for split in ("validation", "test")
+        store.table(task, backbone, split, TABLES) for split in ("validation", "test")
     )
     assert validation.metadata["data"] != test.metadata["data"] and validation.sha256 != test.sha256
     same = ("model", "seed", "max_length", "rows", "training", "early", "meta")

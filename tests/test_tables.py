@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 import cats
 from cats import MEASURES, ScoreTable
-from cats.measures import NEEDS_CLASSES
+from cats.stats.measures import NEEDS_CLASSES
 
 
 @pytest.fixture

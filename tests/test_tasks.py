@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from cats import tasks
-from cats.tasks import TASKS, Task, check, cut, load
+from cats.train import tasks
+from cats.train.tasks import TASKS, Task, check, cut, load
 
 TASK = Task("mine", ("text",), ("no", "yes"), validation=3)
 ROWS = {"text": [f"text {i}" for i in range(20)], "label": [i % 2 for i in range(20)]}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cats import timing
+from cats.paper import timing
 
 TINY = {
     "model_type": "bert",

@@ -11,13 +11,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from cats import exit_layers, tasks
-from cats.backbone import Backbone
-from cats.extraction import States, by_length, collate, extract, keep_cls, tokenise
-from cats.heads import UPDATES, Heads, fit_temperatures, moments, train_heads
-from cats.meta import FEATURES, Meta, consistent, features, score, train_meta
-from cats.pipeline import Run, load_module, save_module
-from cats.training import (
+from cats import exit_layers
+from cats.model.backbone import Backbone
+from cats.model.heads import UPDATES, Heads, fit_temperatures, moments, train_heads
+from cats.model.meta import FEATURES, Meta, consistent, features, score, train_meta
+from cats.train import tasks
+from cats.train.finetune import (
     fine_tune,
     fold_classifier,
     fresh_model,
@@ -28,6 +27,8 @@ from cats.training import (
     warn_if_diverged,
     zero_classifier,
 )
+from cats.train.run import Run, load_module, save_module
+from cats.train.states import States, by_length, collate, extract, keep_cls, tokenise
 
 SIZES = {"train": 120, "validation": 40, "test": 40}
 QUICK = dict(
@@ -375,7 +376,7 @@ def test_fine_tuning_resumes_after_a_kill(tmp_path):
             if state.global_step == 6:
                 raise KeyboardInterrupt
 
-    import cats.training as training
+    import cats.train.finetune as training
 
     plain = training.Trainer
     training.Trainer = lambda *a, **k: plain(*a, **k, callbacks=[Kill()])

@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 
 import cats
-from cats import Synthetic, validity
-from cats.calibration import conformal_rank, worst_score
-from cats.evaluation import split
+from cats import Synthetic
+from cats.stats import validity
+from cats.stats.calibrators import conformal_rank, worst_score
+from cats.stats.trials import split
 
 ALARM = 1e-6
 QUICK = {"trials": 1500, "alarm": ALARM}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as f
 
-from cats.heads import early_outputs, stacked, train
+from cats.model.heads import early_outputs, stacked, train
 
 FEATURES = ("hidden", "prediction", "history", "pmax", "pdiff")
 UNITS = 32

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from cats.plots import NAMES
+from cats.paper.style import NAMES
 
 CLASSES = (
     "#0072B2",

@@ -1,7 +1,7 @@
 """One page with everything: figures/index.html, from the executed notebooks and what they left in
 figures/.
 
-    python -m cats.gallery build/demo/*.ipynb
+    python -m cats.paper.site build/demo/*.ipynb
 
 For every notebook: what it shows (its first cell), its pictures and tables, and its reading of the
 result (its last output).
@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 from nbconvert.filters import markdown2html
 
-from cats.files import FIGURES, writing
+from cats._io import FIGURES, writing
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;

@@ -14,9 +14,9 @@ the tokens of an input:
 import pandas as pd
 import torch
 
-from cats.cost import ends_macs, layer_macs
-from cats.extraction import CHUNK, TOKENS
-from cats.timing import random_backbone
+from cats.model.cost import ends_macs, layer_macs
+from cats.paper.timing import random_backbone
+from cats.train.states import CHUNK, TOKENS
 
 ADAM = 16  # bytes a parameter: weight, gradient and two moments in float32
 HUB = {

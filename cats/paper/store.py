@@ -16,8 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from cats.files import DATA, sha256, write_json, writing
-from cats.tables import ScoreTable
+from cats._io import DATA, sha256, write_json, writing
+from cats.stats.table import ScoreTable
 
 FOLDER = Path(
     os.environ.get("CATS_TABLES", DATA / "tables")

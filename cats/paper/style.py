@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 
-from cats.evaluation import summary
-from cats.files import FIGURES, versions, write_json, writing
+from cats._io import FIGURES, versions, write_json, writing
+from cats.stats.trials import summary
 
 # Okabe and Ito's colours, safe for colour-blind readers; methods that do not promise epsilon are
 # dashed

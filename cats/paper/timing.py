@@ -14,11 +14,11 @@ import torch
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from cats.backbone import Backbone
-from cats.cat import CAT, fresh
-from cats.heads import Heads
-from cats.meta import Meta
-from cats.tables import ScoreTable
+from cats.model.backbone import Backbone
+from cats.model.heads import Heads
+from cats.model.meta import Meta
+from cats.runtime.cat import CAT, fresh
+from cats.stats.table import ScoreTable
 
 LARGE = {
     "hidden_size": 1024,

@@ -23,14 +23,16 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from cats import calibration, evaluation, measures, tasks
-from cats.backbone import Backbone, State
-from cats.extraction import collate, encode, extract, mixed
-from cats.files import sha256, versions, write_json, writing
-from cats.heads import Heads, fit_temperatures, train_heads
-from cats.meta import Meta, arranged, believed_alone, predicted, predicted_alone, train_meta
-from cats.pipeline import load_module, save_module, scoring, table_of
-from cats.tables import TAU, ScoreTable
+from cats._io import sha256, versions, write_json, writing
+from cats.model.backbone import Backbone, State
+from cats.model.heads import Heads, fit_temperatures, train_heads
+from cats.model.meta import Meta, arranged, believed_alone, predicted, predicted_alone, train_meta
+from cats.stats import calibrators, measures
+from cats.stats.table import TAU, ScoreTable
+from cats.stats.trials import evaluate, summary
+from cats.train import tasks
+from cats.train.run import load_module, save_module, scoring, table_of
+from cats.train.states import collate, encode, extract, mixed
 
 FORMAT = "cats.CAT/2"
 FEW = (
@@ -244,7 +246,7 @@ class CAT:
             raise ValueError(f"exit_layers must be among 1 … {early}, got {exit_layers}")
         columns = np.array(layers) - 1
         thresholds = np.full(early, np.inf)
-        thresholds[columns] = calibration.thresholds_from(
+        thresholds[columns] = calibrators.thresholds_from(
             self._sorted(measure or self.measure, tuple(columns)), epsilon, method, **options
         )
         return thresholds
@@ -256,7 +258,7 @@ class CAT:
                 self.table.scores(measure)[:, columns],
                 self.table.consistent[:, columns],
             )
-            self._sets[measure, columns] = calibration.CalibrationSet(scores, consistent)
+            self._sets[measure, columns] = calibrators.CalibrationSet(scores, consistent)
         return self._sets[measure, columns]
 
     def predict(
@@ -452,9 +454,9 @@ class CAT:
     ):
         """Expected consistency and layers at each ε, over splits of the calibration inputs."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", calibration.CalibrationWarning)
-            frame = evaluation.evaluate(self.table, method, self.measure, epsilons, trials, seed)
-        return evaluation.summary(frame)
+            warnings.simplefilter("ignore", calibrators.CalibrationWarning)
+            frame = evaluate(self.table, method, self.measure, epsilons, trials, seed)
+        return summary(frame)
 
     def card(self):
         """The model card: what was fitted on what, and what it can promise."""
@@ -473,8 +475,8 @@ class CAT:
             l=l,
             n=n,
             measure=self.measure,
-            smallest=calibration.smallest_epsilon(n),
-            pac=calibration.smallest_epsilon(n, 0.01),
+            smallest=calibrators.smallest_epsilon(n),
+            pac=calibrators.smallest_epsilon(n, 0.01),
             rows=rows,
             about=about,
             max_length=self.max_length,
@@ -743,7 +745,7 @@ class Scorer:
         return logits, scores.tolist()
 
     def _meta(self, k, logits, exit):
-        """M_k: cats.meta.features and Meta for one layer."""
+        """M_k: cats.model.meta.features and Meta for one layer."""
         if len(logits[0]) <= FEW:
             said = [predicted_alone(row) for row in logits]
         else:

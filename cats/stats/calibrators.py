@@ -539,7 +539,7 @@ def calibrate(scores, consistent, epsilon, method="shared", *, correct=None, **o
     options     `weights` for independent; `delta` for naive, pac, ltt; `seed` for naive; `sequence`
                 for ltt
 
-    What `naive` promises is a bound, which `cats.calibration.naive` and the column `bound` of
+    What `naive` promises is a bound, which `cats.stats.calibrators.naive` and the column `bound` of
     `evaluate` give. Where the data cannot promise epsilon the thresholds are `inf`, with a
     CalibrationWarning that says what is missing.
     """

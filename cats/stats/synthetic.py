@@ -14,7 +14,7 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtr, ndtri
 
-from cats.tables import ScoreTable
+from cats.stats.table import ScoreTable
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from cats import measures
-from cats.files import writing
+from cats._io import writing
+from cats.stats import measures
 
 FORMAT = "cats.ScoreTable/1"
 TAU = 0.5  # the margin within which two regression outputs count as equal (Section 5.3)

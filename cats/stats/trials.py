@@ -10,7 +10,7 @@ import pandas as pd
 from scipy.stats import rankdata
 from tqdm.auto import tqdm
 
-from cats.calibration import (
+from cats.stats.calibrators import (
     CalibrationSet,
     CalibrationWarning,
     check_scores,
@@ -20,7 +20,7 @@ from cats.calibration import (
     probability,
     why_not,
 )
-from cats.tables import ScoreTable
+from cats.stats.table import ScoreTable
 
 ORACLE = "oracle"  # not a calibrator: it sees the answers
 

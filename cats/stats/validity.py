@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from cats.calibration import (
+from cats.stats.calibrators import (
     CalibrationWarning,
     calibrate,
     clopper_pearson,
@@ -27,7 +27,7 @@ from cats.calibration import (
     most_errors,
     worst_score,
 )
-from cats.synthetic import Synthetic
+from cats.stats.synthetic import Synthetic
 
 # --- exact laws
 # --------------------------------------------------------------------------------------------------

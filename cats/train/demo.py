@@ -362,7 +362,7 @@ def config(task, layers=12, shared=False, width=64, global_every=3):
 
 
 SIZES = {"train": 24_000, "validation": 2_000, "test": 2_000}
-# options of cats.training.fine_tune; claims needs a second pass, its clues are the weakest
+# options of cats.train.finetune.fine_tune; claims needs a second pass, its clues are the weakest
 RECIPES = dict.fromkeys(
     TASKS, {"epochs": 1, "learning_rate": 1e-3, "batch_size": 64, "warmup": 0.1}
 )

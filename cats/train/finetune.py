@@ -18,10 +18,10 @@ from transformers import (
     set_seed,
 )
 
-from cats import demo, tasks
-from cats.backbone import Backbone
-from cats.extraction import collate, processes, tokenise
-from cats.files import write_json
+from cats._io import write_json
+from cats.model.backbone import Backbone
+from cats.train import demo, tasks
+from cats.train.states import collate, processes, tokenise
 
 
 def tokenizer_of(model):

@@ -10,7 +10,7 @@ A step that is there and was made with the same settings from the same inputs is
 made. A killed run goes on where it was. One set of settings is one folder. On several GPUs or
 machines the same, settings as JSON:
 
-    accelerate launch --multi_gpu --num_processes 4 -m cats.pipeline '{"task": "imdb", "model":
+    accelerate launch --multi_gpu --num_processes 4 -m cats.train.run '{"task": "imdb", "model":
     "albert-xlarge-v2", "folder": "build/imdb"}'
 """
 
@@ -27,13 +27,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from cats import demo, tasks
-from cats.extraction import extract, processes
-from cats.files import BUILD, ROOT, versions, write_json, writing
-from cats.heads import Heads, fit_temperatures, train_heads
-from cats.meta import Meta, score, train_meta
-from cats.tables import TAU, ScoreTable
-from cats.training import fine_tune, load_fine_tuned
+from cats._io import BUILD, ROOT, versions, write_json, writing
+from cats.model.heads import Heads, fit_temperatures, train_heads
+from cats.model.meta import Meta, score, train_meta
+from cats.stats.table import TAU, ScoreTable
+from cats.train import demo, tasks
+from cats.train.finetune import fine_tune, load_fine_tuned
+from cats.train.states import extract, processes
 
 
 def save_module(module, path, about):
@@ -285,7 +285,7 @@ class Run:
 
     def cat(self, measure="meta"):
         """The CAT of this run, calibrated on the validation split."""
-        from cats.cat import CAT
+        from cats.runtime.cat import CAT
 
         about = {
             "task": self.task.name,
@@ -374,10 +374,10 @@ STEPS = {
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        prog="python -m cats.pipeline",
+        prog="python -m cats.train.run",
         description="One run, up to a step; what is there already is not made again.",
     )
-    parser.add_argument("settings", help="the arguments of cats.pipeline.Run, as JSON")
+    parser.add_argument("settings", help="the arguments of cats.train.run.Run, as JSON")
     parser.add_argument("--until", choices=STEPS, default="tables")
     arguments = parser.parse_args()
     print(f"process {processes().process_index + 1} of {processes().num_processes}", flush=True)

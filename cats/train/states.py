@@ -21,8 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
-from cats import tasks
-from cats.files import write_json, writing
+from cats._io import write_json, writing
+from cats.train import tasks
 
 CHUNK = 512  # inputs a file
 TOKENS = 4096  # tokens a batch

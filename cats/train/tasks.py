@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Value, load_dataset
 
-from cats import demo
+from cats.train import demo
 
 SPLITS = ("train", "validation", "test")
 CUTS = {"tune": 0.7, "scale": 0.1, "meta": 0.2}  # of the training data (Appendix B)
@@ -98,7 +98,7 @@ def find(task):
     if task not in TASKS:
         raise ValueError(
             f"unknown task {task!r}; there are {', '.join(TASKS)}. A task of your own is one entry"
-            " in cats.tasks.TASKS"
+            " in cats.train.tasks.TASKS"
         )
     return TASKS[task]
 

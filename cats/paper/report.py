@@ -17,12 +17,12 @@ import pandas as pd
 from IPython.display import Markdown
 from matplotlib.lines import Line2D
 
-from cats import plots
-from cats.calibration import METHODS
-from cats.evaluation import evaluate
-from cats.files import DATA
-from cats.measures import NEEDS_CLASSES
-from cats.plots import NAMES
+from cats._io import DATA
+from cats.paper import style
+from cats.paper.style import NAMES
+from cats.stats.calibrators import METHODS
+from cats.stats.measures import NEEDS_CLASSES
+from cats.stats.trials import evaluate
 
 HEADINGS = {
     "consistency": "consist.",
@@ -194,7 +194,7 @@ def show(name, numbers, values, tasks, parameters=None, inputs=None, first="meth
         )
     shown, grey = layout(part, values, first)
     inputs = {task: sha256 for task, sha256 in (inputs or {}).items() if task in set(part["task"])}
-    return plots.save_table(name, part.dropna(axis=1, how="all"), shown, grey, parameters, inputs)
+    return style.save_table(name, part.dropna(axis=1, how="all"), shown, grey, parameters, inputs)
 
 
 def layer_shares(numbers, other=None):
