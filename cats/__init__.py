@@ -2,17 +2,16 @@
 al., EMNLP 2021).
 """
 
-from cats.stats.calibrators import (
-    METHODS,
+from cats.stats.calibrators import METHODS, calibrate, calibrator
+from cats.stats.exits import agreement, exit_layers
+from cats.stats.measures import MEASURES, measure
+from cats.stats.quantiles import (
     CalibrationWarning,
-    calibrate,
     calibration_size,
     clopper_pearson,
     conformal_quantile,
-    exit_layers,
     smallest_epsilon,
 )
-from cats.stats.measures import MEASURES
 from cats.stats.synthetic import Synthetic
 from cats.stats.table import ScoreTable
 from cats.stats.trials import evaluate, oracle_exits, summary
@@ -36,12 +35,15 @@ __all__ = [
     "CalibrationWarning",
     "ScoreTable",
     "Synthetic",
+    "agreement",
     "calibrate",
     "calibration_size",
+    "calibrator",
     "clopper_pearson",
     "conformal_quantile",
     "evaluate",
     "exit_layers",
+    "measure",
     "oracle_exits",
     "smallest_epsilon",
     "summary",

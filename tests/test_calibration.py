@@ -11,15 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cats
-from cats.stats.calibrators import (
-    METHODS,
-    CalibrationSet,
-    exact,
-    most_errors,
-    naive,
-    records,
-    worst_score,
-)
+from cats.stats.calibrators import METHODS, CalibrationSet, naive, same_for_all_layers
+from cats.stats.exits import records, worst_score
+from cats.stats.quantiles import exact, most_errors, sorted_quantiles
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 SEQUENCE = np.linspace(1, 0, 21)
@@ -355,3 +349,66 @@ def test_bad_input_is_refused(arguments, options, error, message):
 def test_bad_input_elsewhere(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+# --- agreement and the registry
+
+
+@given(case=cases(), seed=st.integers(0, 99), own_last=st.booleans())
+def test_agreement_equals_the_slow_one(case, seed, own_last):
+    scores, consistent = case
+    rng, n = np.random.default_rng(seed), len(scores)
+    last = rng.random(n) < 0.5 if own_last else np.ones(n, bool)
+    given = np.column_stack([consistent, last]) if own_last else consistent
+    exits = rng.integers(1, scores.shape[1] + 2, n)
+    slow = [
+        bool(last[i]) if k > scores.shape[1] else oracles.agrees(consistent[i], k)
+        for i, k in enumerate(exits)
+    ]
+    assert cats.agreement(given, exits).tolist() == slow
+
+
+@pytest.mark.parametrize(
+    "consistent, exits, error, message",
+    [
+        (CONSISTENT, [1, 2, 3, 4], ValueError, r"1\.\.3, got 1\.\.4"),
+        (CONSISTENT, [0, 1, 2, 3], ValueError, r"1\.\.3, got 0\.\.3"),
+        (CONSISTENT, [1, 2], ValueError, "4 layers counted from 1"),
+        (CONSISTENT, [1.0, 2.0, 3.0, 3.0], ValueError, "counted from 1"),
+        (CONSISTENT.astype(int), [1, 1, 1, 1], TypeError, "boolean"),
+    ],
+)
+def test_agreement_refuses_what_are_no_exits(consistent, exits, error, message):
+    with pytest.raises(error, match=message):
+        cats.agreement(consistent, exits)
+
+
+@pytest.fixture
+def cautious():
+    """A calibrator from outside, in a few lines."""
+
+    @cats.calibrator("cautious", form="one", guarantee="marginal")
+    def cautious(cal, epsilons, part=2):
+        levels = [1 - epsilon / part for epsilon in epsilons]
+        return same_for_all_layers(cal, sorted_quantiles(cal.worst(), levels))
+
+    yield "cautious"
+    del METHODS["cautious"]
+
+
+def test_a_calibrator_from_outside_calibrates_and_is_evaluated(cautious):
+    table = cats.Synthetic(layers=5).table(300)
+    scores, consistent = table.scores(), table.consistent
+    found = cats.calibrate(scores, consistent, 0.2, cautious)
+    np.testing.assert_array_equal(found, cats.calibrate(scores, consistent, 0.1, "shared_all"))
+    found = cats.calibrate(scores, consistent, 0.4, cautious, part=4)
+    np.testing.assert_array_equal(found, cats.calibrate(scores, consistent, 0.1, "shared_all"))
+    frame = cats.evaluate(table, [cautious, "shared_all"], "meta", [0.1, 0.2], trials=2)
+    layers = frame.set_index(["method", "epsilon", "trial"]).sort_index()["layers"]
+    assert layers["cautious", 0.2].equals(layers["shared_all", 0.1])
+    with pytest.raises(TypeError, match="cautious takes part, not delta"):
+        cats.calibrate(scores, consistent, 0.2, cautious, delta=0.1)
+    with pytest.warns(cats.CalibrationWarning, match="cautious cannot promise epsilon=0.01"):
+        cats.calibrate(scores[:9], consistent[:9], 0.01, cautious)
+    with pytest.raises(ValueError, match="form must be"):
+        cats.calibrator("other", form="many", guarantee="none")

@@ -9,37 +9,42 @@ such breakages.
 """
 
 import warnings
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from cats.stats.calibrators import (
+from cats.stats.calibrators import calibrate
+from cats.stats.exits import agreement, exit_layers, first_above, worst_score
+from cats.stats.quantiles import (
+    Bools,
     CalibrationWarning,
-    calibrate,
+    Floats,
+    Ints,
+    Number,
     clopper_pearson,
     conformal_quantile,
     conformal_rank,
     exact,
-    exit_layers,
-    first_above,
     most_errors,
-    worst_score,
 )
 from cats.stats.synthetic import Synthetic
+from cats.stats.table import ScoreTable
+
+Quantile = Callable[[Floats, Number], float]
 
 # --- exact laws
-# --------------------------------------------------------------------------------------------------
 
 
-def coverage_law(n, epsilon):
+def coverage_law(n: int, epsilon: float) -> Any:
     """The law of P(V <= threshold), given the calibration set: Beta(r, n+1-r), for continuous V."""
     rank = conformal_rank(n, 1 - exact(epsilon))
     return stats.beta(rank, n + 1 - rank)
 
 
-def covered_law(n, n_test, epsilon):
+def covered_law(n: int, n_test: int, epsilon: float) -> Any:
     """The law of the number of covered test inputs over random splits of one fixed pool without
     ties.
     """
@@ -48,7 +53,6 @@ def covered_law(n, n_test, epsilon):
 
 
 # --- checks
-# --------------------------------------------------------------------------------------------------
 
 
 class Check(NamedTuple):
@@ -63,18 +67,26 @@ class Check(NamedTuple):
     false_alarm: float  # P(seen outside [low, high]) if the claim holds
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         return bool(self.low <= self.seen <= self.high)
 
 
-def as_frame(checks):
+def as_frame(checks: Sequence[Check]) -> pd.DataFrame:
     """Checks as the table a reviewer reads."""
     frame = pd.DataFrame(checks, columns=Check._fields)
     frame["verdict"] = ["holds" if check.ok else "FAILS" for check in checks]
     return frame
 
 
-def count_check(claim, simulated, count, trials, p, alarm, side="both"):
+def count_check(
+    claim: str,
+    simulated: str,
+    count: int,
+    trials: int,
+    p: float,
+    alarm: float,
+    side: str = "both",
+) -> Check:
     """A count that is Binomial(trials, p); `side` "low" or "high" when the claim only bounds it on
     that side.
     """
@@ -95,7 +107,7 @@ def count_check(claim, simulated, count, trials, p, alarm, side="both"):
     )
 
 
-def uniform_check(claim, simulated, law, values, alarm):
+def uniform_check(claim: str, simulated: str, law: str, values: Floats, alarm: float) -> Check:
     """Values that are uniform on (0, 1) if the law holds: the Kolmogorov-Smirnov distance, with its
     exact law.
     """
@@ -112,7 +124,6 @@ def uniform_check(claim, simulated, law, values, alarm):
 
 
 # --- simulation
-# --------------------------------------------------------------------------------------------------
 
 
 class Calibrations(NamedTuple):
@@ -127,8 +138,16 @@ class Calibrations(NamedTuple):
 
 
 def simulate(
-    population, method, n, epsilon, trials, seed, calibrate=calibrate, given_right=False, **options
-):
+    population: Synthetic,
+    method: str,
+    n: int,
+    epsilon: float,
+    trials: int,
+    seed: int,
+    calibrate: Callable[..., Floats] = calibrate,
+    given_right: bool = False,
+    **options: Any,
+) -> Calibrations:
     """Calibrate `trials` times on n fresh inputs each; `given_right` keeps only those where F is
     right.
     """
@@ -152,17 +171,17 @@ def simulate(
     return Calibrations(*map(np.array, zip(*results)))
 
 
-def _agrees(scores, consistent, thresholds):
-    """Whether G = F for each input; thresholds (l-1,), or (n, l-1) with some for each input."""
-    padded = np.column_stack([consistent, np.ones(len(scores), bool)])
-    return padded[np.arange(len(scores)), first_above(scores, thresholds) - 1]
-
-
 # --- the claims
-# --------------------------------------------------------------------------------------------------
 
 
-def lemma_a1(n=20, level=0.9, trials=20_000, seed=0, alarm=1e-5, quantile=conformal_quantile):
+def lemma_a1(
+    n: int = 20,
+    level: Number = 0.9,
+    trials: int = 20_000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    quantile: Quantile = conformal_quantile,
+) -> Check:
     """Lemma A.1: a fresh value is at most the inflated quantile with probability r/(n+1), r =
     ⌈level·(n+1)⌉.
     """
@@ -175,15 +194,15 @@ def lemma_a1(n=20, level=0.9, trials=20_000, seed=0, alarm=1e-5, quantile=confor
 
 
 def proposition_31(
-    population=Synthetic(),
-    n=400,
-    t=0.85,
-    delta=0.01,
-    trials=4000,
-    seed=0,
-    alarm=1e-5,
-    bound=clopper_pearson,
-):
+    population: Synthetic = Synthetic(),
+    n: int = 400,
+    t: float = 0.85,
+    delta: float = 0.01,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    bound: Callable[..., Any] = clopper_pearson,
+) -> Check:
     """Proposition 3.1: the Clopper-Pearson bound lies below the true consistency with probability
     at least 1-delta.
     """
@@ -192,7 +211,7 @@ def proposition_31(
     agree = np.empty(trials, int)
     for i in range(trials):
         scores, consistent, _ = population.draw(n, rng)
-        agree[i] = _agrees(scores, consistent, thresholds).sum()
+        agree[i] = agreement(consistent, first_above(scores, thresholds)).sum()
     possible = np.arange(n + 1)
     below = (
         stats.binom.sf(possible - 1, n, truth) >= delta
@@ -206,8 +225,12 @@ def proposition_31(
 
 
 def proposition_41(
-    population=Synthetic(), inputs=200_000, seed=0, exits=exit_layers, statistic=worst_score
-):
+    population: Synthetic = Synthetic(),
+    inputs: int = 200_000,
+    seed: int = 0,
+    exits: Callable[..., Ints] = exit_layers,
+    statistic: Callable[..., Floats] = worst_score,
+) -> Check:
     """Proposition 4.1: G differs from F only where some inconsistent layer lies outside the
     predicted set.
     """
@@ -217,10 +240,8 @@ def proposition_41(
     violations = 0
     for rows in np.array_split(np.arange(inputs), 200):
         t = np.round(rng.random(), 2)
-        padded = np.column_stack([consistent[rows], np.ones(len(rows), bool)])
-        wrong = ~padded[
-            np.arange(len(rows)), exits(scores[rows], np.full(population.layers - 1, t)) - 1
-        ]
+        left_at = exits(scores[rows], np.full(population.layers - 1, t))
+        wrong = ~agreement(consistent[rows], left_at)
         violations += int((wrong & ~(statistic(scores[rows], consistent[rows]) > t)).sum())
     simulated = f"{inputs:,} inputs, 200 thresholds, scores with ties"
     return Check(
@@ -228,7 +249,12 @@ def proposition_41(
     )
 
 
-def first_exit_inclusion(population=Synthetic(), inputs=200_000, seed=0, exits=exit_layers):
+def first_exit_inclusion(
+    population: Synthetic = Synthetic(),
+    inputs: int = 200_000,
+    seed: int = 0,
+    exits: Callable[..., Ints] = exit_layers,
+) -> Check:
     """The inclusion behind `first_exit`: G differs from F only where an inconsistent record exceeds
     the threshold.
     """
@@ -239,23 +265,23 @@ def first_exit_inclusion(population=Synthetic(), inputs=200_000, seed=0, exits=e
 
 
 def marginal(
-    method,
-    population=Synthetic(),
-    n=100,
-    epsilon=0.1,
-    trials=4000,
-    seed=0,
-    alarm=1e-5,
-    tested=None,
-    claim=None,
-    **options,
-):
+    method: str,
+    population: Synthetic = Synthetic(),
+    n: int = 100,
+    epsilon: float = 0.1,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    tested: Synthetic | None = None,
+    claim: str | None = None,
+    **options: Any,
+) -> Check:
     """P(G(x) = F(x)) >= 1-epsilon over calibration set and test input; `tested` is another test
     population.
     """
     thresholds = simulate(population, method, n, epsilon, trials, seed, **options).thresholds
     scores, consistent, _ = (tested or population).draw(trials, np.random.default_rng([seed, 1]))
-    agree = _agrees(scores, consistent, thresholds).sum()
+    agree = agreement(consistent, first_above(scores, thresholds)).sum()
     simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, one test input each"
     return count_check(
         claim or f"{method}: P(G=F) ≥ 1-ε", simulated, agree, trials, 1 - epsilon, alarm, side="low"
@@ -263,8 +289,14 @@ def marginal(
 
 
 def relative_accuracy(
-    population=Synthetic(), n=100, epsilon=0.1, trials=4000, seed=0, alarm=1e-5, **options
-):
+    population: Synthetic = Synthetic(),
+    n: int = 100,
+    epsilon: float = 0.1,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    **options: Any,
+) -> Check:
     """Calibrated where F is right, G agrees with F there with probability at least 1-epsilon."""
     found = simulate(
         population, "first_exit", n, epsilon, trials, seed, given_right=True, **options
@@ -272,13 +304,21 @@ def relative_accuracy(
     rng = np.random.default_rng([seed, 1])
     scores, consistent, hard = population.draw(trials, rng)
     right = rng.random(trials) < population.p_right[hard]
-    agree = _agrees(scores, consistent, found.thresholds)[right].sum()
+    agree = agreement(consistent, first_above(scores, found.thresholds))[right].sum()
     simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, test inputs where F is right"
     claim = "labelled: P(G=F | F=Y) ≥ 1-ε"
     return count_check(claim, simulated, agree, right.sum(), 1 - epsilon, alarm, side="low")
 
 
-def coverages(method, population=Synthetic(), n=100, epsilon=0.1, trials=4000, seed=0, **options):
+def coverages(
+    method: str,
+    population: Synthetic = Synthetic(),
+    n: int = 100,
+    epsilon: float = 0.1,
+    trials: int = 4000,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[Floats, Floats]:
     """The true coverage P(V <= threshold) of each calibration, and the same made uniform by its
     exact Beta law.
 
@@ -293,16 +333,16 @@ def coverages(method, population=Synthetic(), n=100, epsilon=0.1, trials=4000, s
 
 
 def coverage(
-    method,
-    population=Synthetic(),
-    n=100,
-    epsilon=0.1,
-    trials=4000,
-    seed=0,
-    alarm=1e-5,
-    claim=None,
-    **options,
-):
+    method: str,
+    population: Synthetic = Synthetic(),
+    n: int = 100,
+    epsilon: float = 0.1,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    claim: str | None = None,
+    **options: Any,
+) -> Check:
     """Given the calibration set, the coverage of V follows a Beta law exactly."""
     _, uniform = coverages(method, population, n, epsilon, trials, seed, **options)
     law = (
@@ -315,8 +355,15 @@ def coverage(
 
 
 def independent_coverage(
-    population=Synthetic(), layer=3, n=800, epsilon=0.5, trials=2000, seed=0, alarm=1e-5, **options
-):
+    population: Synthetic = Synthetic(),
+    layer: int = 3,
+    n: int = 800,
+    epsilon: float = 0.5,
+    trials: int = 2000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    **options: Any,
+) -> Check:
     """Theorem 4.4, one layer of it: the coverage of the inconsistent scores at layer k follows
     Beta(r, n_k+1-r).
     """
@@ -337,15 +384,15 @@ def independent_coverage(
 
 
 def pac_law(
-    population=Synthetic(),
-    n=300,
-    epsilon=0.1,
-    delta=0.05,
-    trials=4000,
-    seed=0,
-    alarm=1e-5,
-    **options,
-):
+    population: Synthetic = Synthetic(),
+    n: int = 300,
+    epsilon: float = 0.1,
+    delta: float = 0.05,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    **options: Any,
+) -> Check:
     """`pac`: the coverage of V misses 1-epsilon with probability BinomCDF(m; n, epsilon) <= delta,
     exactly.
     """
@@ -359,16 +406,16 @@ def pac_law(
 
 
 def high_probability(
-    method,
-    population=Synthetic(),
-    n=300,
-    epsilon=0.1,
-    delta=0.05,
-    trials=4000,
-    seed=0,
-    alarm=1e-5,
-    **options,
-):
+    method: str,
+    population: Synthetic = Synthetic(),
+    n: int = 300,
+    epsilon: float = 0.1,
+    delta: float = 0.05,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    **options: Any,
+) -> Check:
     """P(true risk > epsilon) <= delta, for `pac` and `ltt`."""
     thresholds = simulate(
         population, method, n, epsilon, trials, seed, delta=delta, **options
@@ -381,15 +428,15 @@ def high_probability(
 
 
 def tuned_bound(
-    population=Synthetic(skill=0.3),
-    n=100,
-    epsilon=0.1,
-    delta=0.1,
-    trials=1000,
-    seed=0,
-    alarm=1e-5,
-    same_data=False,
-):
+    population: Synthetic = Synthetic(skill=0.3),
+    n: int = 100,
+    epsilon: float = 0.1,
+    delta: float = 0.1,
+    trials: int = 1000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    same_data: bool = False,
+) -> Check:
     """Section 3.3: thresholds tuned on one sample (Eq. 3), Proposition 3.1's bound from a second
     one.
 
@@ -401,7 +448,9 @@ def tuned_bound(
         tune, rest = population.draw(n, rng)[:2], population.draw(n, rng)[:2]
         thresholds = _tune(*tune, epsilon, rng)
         scores, consistent = tune if same_data else rest
-        bound = clopper_pearson(_agrees(scores, consistent, thresholds).sum(), n, delta)
+        bound = clopper_pearson(
+            agreement(consistent, first_above(scores, thresholds)).sum(), n, delta
+        )
         missed += int(bound > 1 - population.risk(thresholds))
     where = "the tuning sample" if same_data else "a second sample"
     simulated = (
@@ -413,25 +462,32 @@ def tuned_bound(
     )
 
 
-def _tune(scores, consistent, epsilon, rng, candidates=200):
+def _tune(
+    scores: Floats,
+    consistent: Bools,
+    epsilon: float,
+    rng: np.random.Generator,
+    candidates: int = 200,
+) -> Floats:
     """Eq. 3 by random search, each layer with a threshold of its own: fewest layers among the
     consistent enough.
     """
     thresholds = rng.random((candidates, 1, scores.shape[1])) ** 0.25  # mostly strict
-    above = np.concatenate(
-        [scores > thresholds, np.ones((candidates, len(scores), 1), bool)], axis=-1
-    )
-    exits = above.argmax(axis=-1)  # (candidates, n)
-    right = np.column_stack([consistent, np.ones(len(scores), bool)])[
-        np.arange(len(scores)), exits
-    ].mean(axis=1)
+    exits = np.stack([first_above(scores, row[0]) for row in thresholds])  # (candidates, n)
+    right = np.array([agreement(consistent, row).mean() for row in exits])
     layers = np.where(right >= 1 - epsilon, exits.mean(axis=1), np.inf)
     return thresholds[layers.argmin(), 0]
 
 
 def random_splits(
-    values, n, epsilon, trials=2000, seed=0, alarm=1e-5, claim="random splits of one pool"
-):
+    values: Floats,
+    n: int,
+    epsilon: float,
+    trials: int = 2000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    claim: str = "random splits of one pool",
+) -> Check:
     """Over random splits of a fixed pool of values without ties the number covered is BetaBinomial,
     on any data.
     """
@@ -440,7 +496,16 @@ def random_splits(
     return covered_check(claim, counts, n, len(values) - n, epsilon, rng, alarm)
 
 
-def covered_counts(values, n, n_test, epsilon, trials, rng, quantile=conformal_quantile, seen=0):
+def covered_counts(
+    values: Floats,
+    n: int,
+    n_test: int,
+    epsilon: float,
+    trials: int,
+    rng: np.random.Generator,
+    quantile: Quantile = conformal_quantile,
+    seen: int = 0,
+) -> Ints:
     """How many of n_test inputs are covered by the quantile of n others, one number a random split
     of a pool of values.
 
@@ -454,7 +519,15 @@ def covered_counts(values, n, n_test, epsilon, trials, rng, quantile=conformal_q
     return counts
 
 
-def covered_check(claim, counts, n, n_test, epsilon, rng, alarm):
+def covered_check(
+    claim: str,
+    counts: Ints,
+    n: int,
+    n_test: int,
+    epsilon: float,
+    rng: np.random.Generator,
+    alarm: float,
+) -> Check:
     """Counts against their BetaBinomial law: a discrete law becomes uniform when its jumps are
     filled at random.
     """
@@ -469,7 +542,7 @@ def covered_check(claim, counts, n, n_test, epsilon, rng, alarm):
     )
 
 
-def untied(table, measure="meta", seed=0):
+def untied(table: ScoreTable, measure: str = "meta", seed: int = 0) -> Floats:
     """V of `first_exit` for every input of a table, with ties broken at random: scores become ranks
     in the whole table, and inputs without an inconsistent record (V = -inf) get random places below
     them.
@@ -482,27 +555,26 @@ def untied(table, measure="meta", seed=0):
 
 
 # --- what must fail
-# -----------------------------------------------------------------------------------------------
 
 
-def quantile_without_infinity(values, level):
+def quantile_without_infinity(values: Floats, level: Number) -> float:
     """The empirical quantile, as most libraries have it: no ∞, rank ⌈level·n⌉."""
     rank = conformal_rank(len(values) - 1, level)
     return float(np.sort(values)[rank - 1])
 
 
-def quantile_off_by_one(values, level):
+def quantile_off_by_one(values: Floats, level: Number) -> float:
     """One rank too low."""
     rank = conformal_rank(len(values), level) - 1
     return float(np.sort(values)[rank - 1]) if rank <= len(values) else np.inf
 
 
-def controls(seed=0, alarm=1e-5):
+def controls(seed: int = 0, alarm: float = 1e-5) -> list[Check]:
     """Breakages that the checks above must catch: the check that has to fail for each."""
     trained_on = Synthetic(
         skill=Synthetic().skill + 2
     )  # a meta classifier separates better where it was trained
-    common = {"seed": seed, "alarm": alarm}
+    common: dict[str, Any] = {"seed": seed, "alarm": alarm}
     return [
         lemma_a1(quantile=quantile_without_infinity, **common)._replace(
             claim="no ∞ in the quantile"

@@ -1,0 +1,145 @@
+"""Levels, ranks and quantiles in exact arithmetic (Lemma A.1), and the binomial bounds beside them
+(Proposition 3.1).
+"""
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+Number = int | float | Fraction | Decimal | np.integer | np.floating
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.integer]
+
+
+class CalibrationWarning(UserWarning):
+    """The data cannot promise what was asked for; the answer is the safe one."""
+
+
+def exact(number: Any) -> Fraction:
+    """The fraction a number stands for: a float means the decimal it prints as, so 0.07 is 7/100.
+
+    >>> exact(0.07)
+    Fraction(7, 100)
+    """
+    if type(number) is Fraction:
+        return number
+    if isinstance(number, (bool, np.bool_)) or not isinstance(number, (Real, Decimal)):
+        raise TypeError(f"expected a number, got {number!r} of type {type(number).__name__}")
+    if not math.isfinite(number):
+        raise ValueError(f"expected a finite number, got {number!r}")
+    return Fraction(number) if isinstance(number, (int, Decimal)) else Fraction(repr(float(number)))
+
+
+def probability(number: Any, name: str) -> Fraction:
+    """`number` as an exact fraction strictly between 0 and 1."""
+    try:
+        value = exact(number)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie strictly between 0 and 1, got {number!r}")
+    return value
+
+
+def conformal_rank(n: int, level: Number) -> int:
+    """The rank ⌈level·(n+1)⌉ of the inflated quantile of n values (Lemma A.1); n+1 stands for
+    infinity.
+    """
+    level = exact(level)
+    return -(-level.numerator * (n + 1) // level.denominator)
+
+
+def conformal_quantile(values: ArrayLike, level: Number) -> float:
+    """The ⌈level·(n+1)⌉-th smallest of n values, `inf` where that rank exceeds n (Lemma A.1).
+
+    If a further value is exchangeable with these, it is at most the result with probability at
+    least `level`.
+
+    >>> conformal_quantile([1., 2., 3., 4., 5., 6., 7., 8., 9.], 0.9)
+    9.0
+    >>> conformal_quantile([1., 2., 3., 4., 5., 6., 7., 8.], 0.9)  # eight values cannot promise it
+    inf
+    """
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 1:
+        raise ValueError(f"values must be one-dimensional, got shape {values.shape}")
+    if np.isnan(values).any():
+        raise ValueError("values hold NaN: a quantile of them means nothing")
+    if not 0 < exact(level) <= 1:
+        raise ValueError(f"level must lie in (0, 1], got {level!r}")
+    rank = conformal_rank(len(values), level)
+    return float(np.partition(values, rank - 1)[rank - 1]) if rank <= len(values) else math.inf
+
+
+def sorted_quantiles(values: Floats, levels: Sequence[Fraction]) -> Floats:
+    """`conformal_quantile` of sorted values, for several levels."""
+    ranks = np.array([conformal_rank(len(values), level) for level in levels])
+    return np.append(values, np.inf)[np.minimum(ranks - 1, len(values))]
+
+
+@lru_cache(maxsize=4096)
+def most_errors(n: int, epsilon: Number, delta: Number) -> int:
+    """The largest m with BinomCDF(m; n, epsilon) <= delta, -1 if there is none.
+
+    Seeing at most m errors in n independent trials rejects "the risk exceeds epsilon" at level
+    delta.
+    """
+    epsilon, delta = float(epsilon), float(delta)
+    # the smallest m whose CDF reaches delta, which may overshoot it
+    m = int(stats.binom.ppf(delta, n, epsilon)) if n else 0
+    return m if stats.binom.cdf(m, n, epsilon) <= delta else m - 1
+
+
+def calibration_size(epsilon: Number, delta: Number | None = None) -> int:
+    """The smallest calibration set that can promise epsilon; with delta, that can promise it to
+    that confidence.
+
+    For `shared` it counts the inputs with an inconsistent layer, for `independent` pass
+    omega_k·epsilon and read it per layer; `first_exit` and `shared_all` count all inputs; `pac` and
+    `ltt` need delta.
+
+    >>> calibration_size(0.05), calibration_size(0.05, delta=0.01)
+    (19, 90)
+    """
+    epsilon = probability(epsilon, "epsilon")
+    if delta is None:
+        return math.ceil(1 / epsilon) - 1
+    delta = probability(delta, "delta")
+    # (1-epsilon)^n <= delta, up to rounding
+    n = max(1, math.ceil(math.log(delta) / math.log1p(-epsilon)) - 1)
+    while most_errors(n, epsilon, delta) < 0:
+        n += 1
+    return n
+
+
+def smallest_epsilon(n: int, delta: Number | None = None) -> float:
+    """The smallest epsilon that n calibration points can promise (with delta: to that confidence).
+
+    >>> smallest_epsilon(99)
+    0.01
+    """
+    if n < 1:
+        return 1.0
+    return 1 / (n + 1) if delta is None else -math.expm1(math.log(probability(delta, "delta")) / n)
+
+
+def clopper_pearson(successes: ArrayLike, n: ArrayLike, delta: Number = 0.01) -> Any:
+    """Proposition 3.1: a lower bound that the true success rate exceeds with probability at least
+    1-delta, over draws of n independent inputs.
+    """
+    successes, n = np.asarray(successes), np.asarray(n)
+    if (successes < 0).any() or (successes > n).any():
+        raise ValueError(f"successes must lie between 0 and n, got {successes} of {n}")
+    bound = stats.beta.ppf(
+        float(probability(delta, "delta")), np.maximum(successes, 1), n - successes + 1
+    )
+    return np.where(successes > 0, bound, 0.0)[()]
