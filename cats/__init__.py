@@ -4,6 +4,7 @@ al., EMNLP 2021).
 
 from cats.stats.calibrators import METHODS, calibrate, calibrator
 from cats.stats.exits import agreement, exit_layers
+from cats.stats.groups import by_group, calibrate_groups, group_exits
 from cats.stats.measures import MEASURES, measure
 from cats.stats.quantiles import (
     CalibrationWarning,
@@ -12,6 +13,7 @@ from cats.stats.quantiles import (
     conformal_quantile,
     smallest_epsilon,
 )
+from cats.stats.risk import calibrate_risk
 from cats.stats.synthetic import Synthetic
 from cats.stats.table import ScoreTable
 from cats.stats.trials import evaluate, oracle_exits, summary
@@ -36,13 +38,17 @@ __all__ = [
     "ScoreTable",
     "Synthetic",
     "agreement",
+    "by_group",
     "calibrate",
+    "calibrate_groups",
+    "calibrate_risk",
     "calibration_size",
     "calibrator",
     "clopper_pearson",
     "conformal_quantile",
     "evaluate",
     "exit_layers",
+    "group_exits",
     "measure",
     "oracle_exits",
     "smallest_epsilon",

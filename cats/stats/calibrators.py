@@ -1,4 +1,4 @@
-"""Thresholds for early exits, with finite-sample guarantees (Section 4 of the paper, and three
+"""Thresholds for early exits, with finite-sample guarantees (Section 4 of the paper, and five
 calibrators beyond it).
 
 | method        | what it promises               | why                                            |
@@ -12,12 +12,33 @@ calibrators beyond it).
 | `first_exit`  | P(G = F) >= 1-epsilon          | the first layer above a threshold is a record  |
 | `pac`         | P(risk <= epsilon) >= 1-delta  | binomial tail on the statistic of `first_exit` |
 | `ltt`         | P(risk <= epsilon) >= 1-delta  | fixed-sequence tests of the true risk          |
+| `band`        | the same for all epsilon <= ½  | a band around V's law: epsilon may be chosen   |
+|               | at once                        | after looking                                  |
+| `crc`         | E[loss(G, F)] <= epsilon       | conformal risk control (`cats.stats.risk`)     |
 
 A marginal promise, P(G = F) >= 1-epsilon, is over draws of the calibration set and of the new
 input, and needs them exchangeable. The other promises are over draws of the calibration set and
-need *independent* inputs: `naive` (Clopper and Pearson 1934), `pac` (probably approximately
-correct: Vovk 2012, Proposition 2a) and `ltt` (learn then test: Angelopoulos et al. 2021; Bates et
-al. 2021 for monotone risks).
+need *independent* inputs, which rows that share a page or a user are not: `naive` (Clopper and
+Pearson 1934), `pac` (probably approximately correct: Vovk 2012), `ltt` (learn then test:
+Angelopoulos et al. 2021; Bates et al. 2021 for monotone risks) and `band`.
+
+**What may be chosen when.** Every promise but `band`'s is for an epsilon, a measure and exit layers
+fixed before the calibration inputs are seen. Whoever wants to look first (at the layers saved,
+say) looks at other inputs, or uses `band`: one set of calibration inputs, any epsilon afterwards,
+and `choices=K` for the best of K measures or sets of layers.
+
+**Ties between table and runtime.** A threshold is some calibration input's score, and a runtime
+computes scores in other arithmetic than the table. With `margin=m`, a bound on their difference,
+the promise is for a runtime that exits where its score > threshold + m. `first_exit`, `pac`, `band`
+and `crc` then look at near-records (`cats.stats.exits.records`). `shared`, `shared_all` and
+`independent` look at every inconsistent layer anyway: an exit at k has a table score above the
+threshold, so their thresholds stay as they are. `static` and `threshold` promise nothing, and
+`ltt` and `naive`, which count the table's own exits, refuse a margin: use `pac`.
+
+**A body that is only nearly F** (a faster arithmetic): `consistent` then has l columns, all against
+F, the last for the body's own last layer. Inputs on which that is wrong have V = +inf. Where they
+are too many for epsilon the threshold is `inf`, with a warning: then F itself has to run, for the
+body's last layer does not keep the promise either.
 
 Scores are "higher = more confident". Column k-1 belongs to layer k; an input exits at the first
 layer whose score is strictly above that layer's threshold, else at the last layer l. All ranks are
@@ -56,10 +77,12 @@ from cats.stats.quantiles import (  # noqa: F401
     Floats,
     Ints,
     Number,
+    band_level,
     calibration_size,
     clopper_pearson,
     conformal_quantile,
     conformal_rank,
+    coverage_band,
     exact,
     most_errors,
     probability,
@@ -74,10 +97,14 @@ class CalibrationSet:
 
     scores      (n, l-1)
     consistent  (n, l-1), or (n, l) for a body that is only nearly F: its last layer may be wrong
+    margin      by how much a runtime's scores may differ from these
     """
 
-    def __init__(self, scores: ArrayLike, consistent: ArrayLike) -> None:
+    def __init__(self, scores: ArrayLike, consistent: ArrayLike, margin: float = 0.0) -> None:
         self.scores, given = check_scores(scores, consistent)
+        if not 0 <= margin < math.inf:
+            raise ValueError(f"margin must be a finite number of at least 0, got {margin!r}")
+        self.margin = float(margin)
         self.agrees: Bools = with_last(given, self.scores.shape[1])  # (n, l)
         self.keep: Bools = np.ones(len(self.scores), bool)
         self.whole, self._cache = self, {}  # type: CalibrationSet, dict[Any, Any]
@@ -85,7 +112,7 @@ class CalibrationSet:
     def part(self, keep: Bools) -> "CalibrationSet":
         """The same set restricted to the inputs where the mask `keep` holds."""
         part = object.__new__(CalibrationSet)
-        part.scores, part.agrees = self.scores, self.agrees
+        part.scores, part.agrees, part.margin = self.scores, self.agrees, self.margin
         part.keep, part.whole, part._cache = keep, self.whole, {}
         return part
 
@@ -102,6 +129,11 @@ class CalibrationSet:
     def consistent(self) -> Bools:
         """Whether F_k(x) = F(x) at the early layers, (n, l-1)."""
         return self.agrees[:, :-1]
+
+    @property
+    def lost(self) -> int:
+        """Inputs on which the last layer differs from F: no threshold makes them agree."""
+        return int(np.count_nonzero(~self.agrees[self.keep, -1]))
 
     def _sorted(self, name: Any, make: Callable[[], tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
         """Sorted values by name, with the rows they belong to; a part filters what the whole has
@@ -122,7 +154,7 @@ class CalibrationSet:
         """Sorted V of all inputs."""
 
         def make() -> tuple[Floats, Ints]:
-            values = worst_score(self.scores, self.agrees, only_records)
+            values = worst_score(self.scores, self.agrees, only_records, self.margin)
             return values, np.arange(len(self.scores))
 
         return self._sorted(("worst", only_records), make)[0]
@@ -177,19 +209,23 @@ class Method(NamedTuple):
     thresholds: Callable[..., Floats]  # (calibration set, epsilons, options) → (epsilons, l-1)
     form: str  # "one" threshold for all layers, "each" layer its own, or one fixed "layer"
     guarantee: str  # "none", "bound", "marginal" or "pac"
+    margins: bool = False  # whether its promise survives scores that are off by the set's margin
+    bodies: bool = False  # whether it knows a last layer that is not F
 
 
 METHODS: dict[str, Method] = {}
 
 
 def calibrator(
-    name: str, *, form: str, guarantee: str
+    name: str, *, form: str, guarantee: str, margins: bool = False, bodies: bool = False
 ) -> Callable[[Callable[..., Floats]], Callable[..., Floats]]:
     """Register a function (calibration set, epsilons, options) → thresholds (len(epsilons), l-1).
 
     form       "one": the same threshold for all layers; "each": one a layer; "layer": -inf from one
                layer on and inf before it
     guarantee  "none", "bound", "marginal" or "pac"
+    margins    whether its promise survives scores that are off by the set's margin
+    bodies     whether it looks at all l columns of `agrees`, so that the last layer need not be F
 
     The options are the function's further arguments; all need defaults.
     """
@@ -197,7 +233,7 @@ def calibrator(
         raise ValueError(f"form must be one, each or layer, got {form!r}")
 
     def register(function: Callable[..., Floats]) -> Callable[..., Floats]:
-        METHODS[name] = Method(function, form, guarantee)
+        METHODS[name] = Method(function, form, guarantee, margins, bodies)
         return function
 
     return register
@@ -226,7 +262,7 @@ def same_for_all_layers(cal: CalibrationSet, thresholds: ArrayLike) -> Floats:
 # --- the calibrators
 
 
-@calibrator("static", form="layer", guarantee="none")
+@calibrator("static", form="layer", guarantee="none", margins=True)
 def _static(cal: CalibrationSet, epsilons: Sequence[Fraction]) -> Floats:
     agree = cal.n - cal.inconsistent[1]
     thresholds = np.full((len(epsilons), cal.early), np.inf)
@@ -237,7 +273,7 @@ def _static(cal: CalibrationSet, epsilons: Sequence[Fraction]) -> Floats:
     return thresholds
 
 
-@calibrator("threshold", form="one", guarantee="none")
+@calibrator("threshold", form="one", guarantee="none", margins=True)
 def _threshold(cal: CalibrationSet, epsilons: Sequence[Fraction]) -> Floats:
     return same_for_all_layers(cal, [float(1 - epsilon) for epsilon in epsilons])
 
@@ -264,14 +300,14 @@ def naive(
     return same_for_all_layers(cal, best), np.atleast_1d(bounds)
 
 
-@calibrator("naive", form="one", guarantee="bound")
+@calibrator("naive", form="one", guarantee="bound", bodies=True)
 def _naive(
     cal: CalibrationSet, epsilons: Sequence[Fraction], delta: Number = 0.01, seed: int = 0
 ) -> Floats:
     return naive(cal, epsilons, delta, seed)[0]
 
 
-@calibrator("independent", form="each", guarantee="marginal")
+@calibrator("independent", form="each", guarantee="marginal", margins=True)
 def _independent(
     cal: CalibrationSet, epsilons: Sequence[Fraction], weights: Sequence[Number] | None = None
 ) -> Floats:
@@ -291,25 +327,25 @@ def _independent(
     )
 
 
-@calibrator("shared", form="one", guarantee="marginal")
+@calibrator("shared", form="one", guarantee="marginal", margins=True, bodies=True)
 def _shared(cal: CalibrationSet, epsilons: Sequence[Fraction]) -> Floats:
     levels = [1 - epsilon for epsilon in epsilons]
     return same_for_all_layers(cal, sorted_quantiles(cal.worst_given_some(), levels))
 
 
-@calibrator("shared_all", form="one", guarantee="marginal")
+@calibrator("shared_all", form="one", guarantee="marginal", margins=True, bodies=True)
 def _shared_all(cal: CalibrationSet, epsilons: Sequence[Fraction]) -> Floats:
     levels = [1 - epsilon for epsilon in epsilons]
     return same_for_all_layers(cal, sorted_quantiles(cal.worst(), levels))
 
 
-@calibrator("first_exit", form="one", guarantee="marginal")
+@calibrator("first_exit", form="one", guarantee="marginal", margins=True, bodies=True)
 def _first_exit(cal: CalibrationSet, epsilons: Sequence[Fraction]) -> Floats:
     levels = [1 - epsilon for epsilon in epsilons]
     return same_for_all_layers(cal, sorted_quantiles(cal.worst(only_records=True), levels))
 
 
-@calibrator("pac", form="one", guarantee="pac")
+@calibrator("pac", form="one", guarantee="pac", margins=True, bodies=True)
 def _pac(cal: CalibrationSet, epsilons: Sequence[Fraction], delta: Number = 0.01) -> Floats:
     delta = probability(delta, "delta")
     worst = cal.worst(only_records=True)
@@ -326,7 +362,7 @@ FIXED_SEQUENCE = np.unique(
 )[::-1]
 
 
-@calibrator("ltt", form="one", guarantee="pac")
+@calibrator("ltt", form="one", guarantee="pac", bodies=True)
 def _ltt(
     cal: CalibrationSet,
     epsilons: Sequence[Fraction],
@@ -347,6 +383,41 @@ def _ltt(
         rejected = int(np.argmax(failed))  # how many nulls fall before the first that stands
         thresholds.append(tried[rejected - 1] if rejected else np.inf)
     return same_for_all_layers(cal, thresholds)
+
+
+@calibrator("band", form="one", guarantee="pac", margins=True, bodies=True)
+def _band(
+    cal: CalibrationSet, epsilons: Sequence[Fraction], delta: Number = 0.01, choices: int = 1
+) -> Floats:
+    bounds = coverage_band(cal.n, _shared_out(delta, choices))
+    values = np.append(cal.worst(only_records=True)[cal.n - len(bounds) :], np.inf)
+    levels = [float(1 - epsilon) for epsilon in epsilons]
+    return same_for_all_layers(cal, values[np.searchsorted(bounds, levels)])
+
+
+def _shared_out(delta: Number, choices: int) -> Fraction:
+    """delta for each of so many choices (Bonferroni)."""
+    if isinstance(choices, bool) or not isinstance(choices, (int, np.integer)) or choices < 1:
+        raise ValueError(f"choices must be a whole number of at least 1, got {choices!r}")
+    return probability(delta, "delta") / int(choices)
+
+
+def band_size(epsilon: Number, delta: Number = 0.01, choices: int = 1) -> int:
+    """The smallest calibration set from which `band` can promise epsilon.
+
+    >>> band_size(0.05)
+    139
+    """
+    level, share = probability(epsilon, "epsilon"), _shared_out(delta, choices)
+    n = calibration_size(level, share)  # `pac` needs as many, `band` more
+    while True:  # b_n = η^(1/n), and η falls slowly with n
+        need = math.ceil(math.log(band_level(n, share)) / math.log1p(-level))
+        if need <= n:
+            break
+        n = need
+    while n > 1 and coverage_band(n - 1, share)[-1] >= float(1 - level):
+        n -= 1
+    return n
 
 
 # --- one call
@@ -375,10 +446,20 @@ def why_not(
         what = f"inputs inconsistent at a layer (layers {layers} stay shut)"
     elif method == "shared":
         what, have = "inputs with an inconsistent layer", len(cal.worst_given_some())
+    elif method == "band":
+        need = band_size(epsilon, **options)
     elif METHODS[method].guarantee == "pac":
         need = calibration_size(epsilon, options.get("delta", 0.01))
     elif method == "naive":
         need = 2
+    elif method == "crc" and epsilon < exact(options.get("bound", 1)):
+        need = calibration_size(epsilon / exact(options.get("bound", 1)))
+    if have >= need and cal.lost:
+        return (
+            f"{method} cannot promise epsilon={float(epsilon):g}: the last layer differs from F on"
+            f" {cal.lost} of {cal.n} inputs, which no threshold mends; threshold inf: let F itself"
+            " run, or a body closer to it"
+        )
     if have >= need:  # ltt alone: the strictest threshold of its sequence already errs too often
         what += " and fewer errors among the most confident of them"
     return (
@@ -394,6 +475,7 @@ def calibrate(
     method: str = "shared",
     *,
     correct: ArrayLike | None = None,
+    margin: float = 0.0,
     **options: Any,
 ) -> Floats:
     """Thresholds (l-1,) under which the early-exit model G agrees with F as often as the method
@@ -405,21 +487,23 @@ def calibrate(
     array([0.1, 0.1])
 
     scores      (n, l-1), higher = more confident; unlabelled calibration inputs, never trained on
-    consistent  (n, l-1), whether F_k(x) = F(x)
+    consistent  (n, l-1), whether F_k(x) = F(x); (n, l) for a body whose last layer is not quite F
     epsilon     the tolerated rate of G != F, in (0, 1)
     method      one of METHODS
     correct     (n,), whether F is right: calibrate on those inputs alone. Then P(G = F | F = Y) >=
                 1-epsilon, so that for classes P(G = Y) >= (1-epsilon)·P(F = Y); agreement on all
                 inputs only gives P(G = Y) >= P(F = Y) - epsilon. For regression neither holds: two
                 numbers within tau of a third may be 2·tau apart
-    options     `weights` for independent; `delta` for naive, pac, ltt; `seed` for naive; `sequence`
-                for ltt
+    margin      a bound on |runtime score - score|; the runtime then exits where score > threshold +
+                margin
+    options     `weights` for independent; `delta` for naive, pac, ltt, band; `choices` for band;
+                `seed` for naive; `sequence` for ltt; `losses` and `bound` for crc
 
     What `naive` promises is a bound, which `cats.stats.calibrators.naive` and the column `bound` of
     `evaluate` give. Where the data cannot promise epsilon the thresholds are `inf`, with a
     CalibrationWarning that says what is missing.
     """
-    cal = CalibrationSet(scores, consistent)
+    cal = CalibrationSet(scores, consistent, margin)
     if correct is not None:
         correct = np.asarray(correct)
         if correct.dtype != bool or correct.shape != (cal.n,):
@@ -437,6 +521,16 @@ def thresholds_from(
     """`calibrate` from a CalibrationSet: asked for another epsilon, it sorts nothing again."""
     found = find_method(method, options)
     level = probability(epsilon, "epsilon")
+    if cal.margin and not found.margins:
+        raise ValueError(
+            f"{method} cannot take a margin of {cal.margin:g} into account: use first_exit, pac or"
+            " band"
+        )
+    if not found.bodies and found.guarantee != "none" and not cal.whole.agrees[:, -1].all():
+        raise ValueError(
+            f"{method} takes the last layer for F, and here it is not on {cal.lost} of {cal.n}"
+            " inputs: use first_exit, pac or band"
+        )
     thresholds = found.thresholds(cal, [level], **options)[0]
     reason = why_not(cal, level, method, thresholds, options)
     if reason:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+from scipy.special import betainccinv, betaincinv, gammaln
 
 Number = int | float | Fraction | Decimal | np.integer | np.floating
 Floats = NDArray[np.float64]
@@ -143,3 +144,81 @@ def clopper_pearson(successes: ArrayLike, n: ArrayLike, delta: Number = 0.01) ->
         float(probability(delta, "delta")), np.maximum(successes, 1), n - successes + 1
     )
     return np.where(successes > 0, bound, 0.0)[()]
+
+
+# --- a band that holds at all ranks at once
+
+
+def crossing_probability(n: int, levels: Floats) -> float:
+    """P(the j-th smallest of n uniforms exceeds levels[j-1] for some j), for rising levels.
+
+    Let N(t) count the uniforms up to t. The first j with N(a_j) < j has N(a_j) = j-1, since the one
+    before had at least j-1; from there on the other n-j+1 are uniform on (a_j, 1). So the chances
+    f_j of a first crossing solve, row by row (Steck 1971; O(J²)),
+
+    P(N(a_j) = j-1) = Σ_{i<=j} f_i · P(Binomial(n-i+1, (a_j-a_i)/(1-a_i)) = j-i).
+    """
+    j = np.arange(1, len(levels) + 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left = np.where(levels < 1, (n - j + 1) * np.log1p(-levels), 0.0)
+        start = gammaln(n + 1) - gammaln(j) + (j - 1) * np.log(levels)  # log of P(N(a_j) = j-1) ...
+    end = left - gammaln(n - j + 2)  # ... is start + end
+    factorials = gammaln(j + 1.0)  # log 1!, log 2!, ...
+    first = np.zeros(len(levels))
+    for row in range(len(levels)):
+        if levels[row] >= 1:  # nothing exceeds 1
+            break
+        first[row] = math.exp(start[row] + end[row])
+        if row:
+            steps = j[:row][::-1]
+            log_p = steps * np.log(levels[row] - levels[:row])
+            log_p -= factorials[:row][::-1]
+            log_p -= end[:row] - end[row]
+            np.exp(log_p, out=log_p)
+            first[row] -= first[:row] @ log_p
+    return float(first.sum())
+
+
+@lru_cache(maxsize=256)
+def band_level(n: int, delta: Number) -> float:
+    """The local level η: with b_k = Beta(k, n+1-k).ppf(η), all order statistics of n uniforms from
+    the middle rank up stay at or above their b_k with probability 1-delta.
+
+    0.4 s at n = 5,000 on an idle core; what was found is kept.
+    """
+    target = math.log(probability(delta, "delta"))
+    ranks = np.arange(1, n - math.ceil((n + 1) / 2) + 2)  # of 1-U: its smallest is U's largest
+
+    def log_crossing(log_eta: float) -> float:
+        levels = betainccinv(ranks, n + 1 - ranks, math.exp(log_eta))
+        return math.log(max(crossing_probability(n, levels), 1e-300))
+
+    # log P is nearly linear in log η with a slope a little below 1: secants, a few steps
+    x, y = target - 2.0, log_crossing(target - 2.0)
+    slope = 1.0
+    for _ in range(50):
+        if abs(y - target) < 1e-10:
+            break
+        step = (target - y) / slope
+        new_x = min(x + step, target)
+        new_y = log_crossing(new_x)
+        if new_x != x and (new_y - y) / (new_x - x) > 0.1:
+            slope = (new_y - y) / (new_x - x)
+        x, y = new_x, new_y
+    return math.exp(x - 1e-9)  # on the safe side of the last digits
+
+
+@lru_cache(maxsize=64)
+def coverage_band(n: int, delta: Number) -> Floats:
+    """b_k for the ranks k = ⌈(n+1)/2⌉ … n: lower bounds on the coverage of the k-th smallest value,
+    which all hold at once with probability 1-delta, over draws of n independent values.
+
+    >>> coverage_band(4, 0.1).round(4)  # ranks 3 and 4
+    array([0.2678, 0.4978])
+    """
+    if n < 1:
+        return np.empty(0)
+    ranks = np.arange(math.ceil((n + 1) / 2), n + 1)
+    bounds = betaincinv(ranks, n + 1 - ranks, band_level(n, delta))
+    bounds.flags.writeable = False
+    return bounds

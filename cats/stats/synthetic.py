@@ -7,7 +7,7 @@ higher when the layer is consistent. Real layers are strongly dependent; indepen
 of exact truth, and no guarantee of the paper needs it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -28,12 +28,14 @@ class Synthetic:
     skill       how far a consistent layer's score stands above an inconsistent one's; 0 is a
                 useless measure
     difficulty  shares of the difficulties, from easy to hard
+    right       P(F(x) = y) for the easiest inputs, and what is added to it for the hardest
     """
 
     layers: int = 12
     classes: int = 3
     skill: float = 1.5
     difficulty: tuple[float, ...] = (0.3, 0.25, 0.2, 0.15, 0.1)
+    right: tuple[float, float] = field(default=(0.98, -0.3), repr=False)
 
     def __post_init__(self) -> None:
         if self.layers < 2 or self.classes < 2:
@@ -65,7 +67,7 @@ class Synthetic:
     @cached_property
     def p_right(self) -> Floats:
         """P(F(x) = y) by difficulty, (difficulties,)."""
-        return 0.98 - 0.3 * self._hardness[:, 0]
+        return self.right[0] + self.right[1] * self._hardness[:, 0]
 
     def _wrong_cdf(self, z: Floats) -> Floats:
         """P(score <= z, inconsistent)."""

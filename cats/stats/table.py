@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+from scipy.special import softmax
 
 from cats._io import writing
 from cats.stats.measures import find_measure, over_layers
@@ -157,6 +158,26 @@ class ScoreTable:
                 " patience"
             )
         return over_layers(measure, self.logits[:, :-1], self.tau)
+
+    def losses(self, kind: str | None = None) -> Floats:
+        """What it costs that layer k answers in place of F, (n, l-1), for `cats.calibrate_risk`.
+
+        kind  "difference": |F_k - F|, for regression (the default there); "variation": the total
+              variation between the probabilities p_k and p_F, in [0, 1] (the default for classes);
+              "disagreement": 1 where F_k and F do not agree, else 0
+        """
+        kind = kind or ("difference" if self.regression else "variation")
+        if kind == "disagreement":
+            return (~self.consistent).astype(float)
+        if kind == "difference" and self.regression:
+            return np.abs(self.predictions[:, :-1] - self.predictions[:, -1:])
+        if kind == "variation" and not self.regression:
+            p = softmax(self.logits.astype(float), axis=-1)
+            return np.minimum(np.abs(p[:, :-1] - p[:, -1:]).sum(axis=-1) / 2, 1.0)
+        raise ValueError(
+            f"no loss {kind!r} for {'regression' if self.regression else 'classes'}: there are"
+            " disagreement, difference (regression) and variation (classes)"
+        )
 
     def take(self, rows: ArrayLike) -> "ScoreTable":
         """The table of these rows (indices or a mask)."""

@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from cats.stats.calibrators import calibrate
+from cats.stats.calibrators import METHODS, CalibrationSet, calibrate, naive
 from cats.stats.exits import agreement, exit_layers, first_above, worst_score
+from cats.stats.groups import calibrate_groups
 from cats.stats.quantiles import (
     Bools,
     CalibrationWarning,
@@ -27,9 +28,11 @@ from cats.stats.quantiles import (
     clopper_pearson,
     conformal_quantile,
     conformal_rank,
+    coverage_band,
     exact,
     most_errors,
 )
+from cats.stats.risk import calibrate_risk, worst_loss
 from cats.stats.synthetic import Synthetic
 from cats.stats.table import ScoreTable
 
@@ -39,7 +42,9 @@ Quantile = Callable[[Floats, Number], float]
 
 
 def coverage_law(n: int, epsilon: float) -> Any:
-    """The law of P(V <= threshold), given the calibration set: Beta(r, n+1-r), for continuous V."""
+    """The law of P(V <= threshold) over draws of the calibration set: Beta(r, n+1-r), for V without
+    ties.
+    """
     rank = conformal_rank(n, 1 - exact(epsilon))
     return stats.beta(rank, n + 1 - rank)
 
@@ -289,17 +294,22 @@ def marginal(
 
 
 def relative_accuracy(
-    population: Synthetic = Synthetic(),
+    population: Synthetic = Synthetic(layers=2, right=(0.0, 0.95)),
     n: int = 100,
     epsilon: float = 0.1,
     trials: int = 4000,
     seed: int = 0,
     alarm: float = 1e-5,
+    given_right: bool = True,
     **options: Any,
 ) -> Check:
-    """Calibrated where F is right, G agrees with F there with probability at least 1-epsilon."""
+    """Calibrated where F is right, G agrees with F there with probability at least 1-epsilon.
+
+    In this population F is right on hard inputs more often, so that calibrating on all inputs
+    (given_right=False) must fail; and with a single early layer G differs from F wherever V > τ.
+    """
     found = simulate(
-        population, "first_exit", n, epsilon, trials, seed, given_right=True, **options
+        population, "first_exit", n, epsilon, trials, seed, given_right=given_right, **options
     )
     rng = np.random.default_rng([seed, 1])
     scores, consistent, hard = population.draw(trials, rng)
@@ -343,7 +353,7 @@ def coverage(
     claim: str | None = None,
     **options: Any,
 ) -> Check:
-    """Given the calibration set, the coverage of V follows a Beta law exactly."""
+    """Over draws of the calibration set, the coverage of V follows a Beta law exactly."""
     _, uniform = coverages(method, population, n, epsilon, trials, seed, **options)
     law = (
         "Beta(r, m+1-r), m inputs with an inconsistent layer"
@@ -385,7 +395,7 @@ def independent_coverage(
 
 def pac_law(
     population: Synthetic = Synthetic(),
-    n: int = 300,
+    n: int = 50,
     epsilon: float = 0.1,
     delta: float = 0.05,
     trials: int = 4000,
@@ -473,9 +483,12 @@ def _tune(
     consistent enough.
     """
     thresholds = rng.random((candidates, 1, scores.shape[1])) ** 0.25  # mostly strict
-    exits = np.stack([first_above(scores, row[0]) for row in thresholds])  # (candidates, n)
-    right = np.array([agreement(consistent, row).mean() for row in exits])
-    layers = np.where(right >= 1 - epsilon, exits.mean(axis=1), np.inf)
+    many = first_above(
+        np.tile(scores, (candidates, 1)), np.repeat(thresholds[:, 0], len(scores), axis=0)
+    )
+    agree = agreement(np.tile(consistent, (candidates, 1)), many)
+    right = agree.reshape(candidates, -1).mean(axis=1)
+    layers = np.where(right >= 1 - epsilon, many.reshape(candidates, -1).mean(axis=1), np.inf)
     return thresholds[layers.argmin(), 0]
 
 
@@ -554,6 +567,327 @@ def untied(table: ScoreTable, measure: str = "meta", seed: int = 0) -> Floats:
     return np.where(np.isneginf(values), -1 - rng.random(len(values)), values)
 
 
+# --- claims beyond the paper, and remarks
+
+
+def remark_43(
+    population: Synthetic = Synthetic(),
+    inputs: int = 50_000,
+    seed: int = 0,
+    exits: Callable[..., Ints] = exit_layers,
+) -> Check:
+    """Remark 4.3: the exit is the first layer outside the set C of Eq. 4, and layers after it need
+    not be known.
+
+    C is built in full for every input; then all scores after the exit are replaced at random, and
+    the exit must stay.
+    """
+    rng = np.random.default_rng(seed)
+    scores, _, _ = population.draw(inputs, rng)
+    scores = np.round(scores, 2)
+    thresholds = np.round(rng.random(population.layers - 1) ** 0.5, 2)
+    inside = np.column_stack([scores <= thresholds, np.zeros(inputs, bool)])  # C, and l outside it
+    first = (~inside).argmax(axis=1) + 1
+    after = np.arange(1, population.layers) > first[:, None]
+    unknown = np.where(after, rng.random(scores.shape), scores)
+    moved = (exits(scores, thresholds) != first) | (exits(unknown, thresholds) != first)
+    return Check(
+        "Remark 4.3: C need not be built",
+        f"{inputs:,} inputs, scores after the exit replaced",
+        "no exit moves",
+        float(moved.sum()),
+        0,
+        0,
+        0.0,
+    )
+
+
+def spread(n: int, layers: int, rng: np.random.Generator) -> tuple[Floats, Bools]:
+    """Inputs for which the union bound of Theorem 4.4 is an equality: every early layer is wrong,
+    and one of them, at random, scores above all the others.
+    """
+    scores = rng.random((n, layers - 1))
+    scores[np.arange(n), rng.integers(layers - 1, size=n)] += 1
+    return scores, np.zeros((n, layers - 1), bool)
+
+
+def tight_union(
+    weights: Sequence[float] | None = None,
+    n: int = 199,
+    epsilon: float = 0.4,
+    layers: int = 5,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    calibrate: Callable[..., Floats] = calibrate,
+    claim: str = "Theorem 4.4 where it is tight",
+) -> Check:
+    """Theorem 4.4 where the union bound loses nothing: P(G != F) = Σ (1 - r_k/(n+1)) exactly, with
+    any weights (Remark 4.5).
+    """
+    rng, agree = np.random.default_rng(seed), 0
+    for _ in range(trials):
+        scores, consistent = spread(n + 1, layers, rng)
+        taus = calibrate(scores[:n], consistent[:n], epsilon, "independent", weights=weights)
+        agree += int(agreement(consistent[n:], first_above(scores[n:], taus))[0])
+    shares = [exact(1) / (layers - 1)] * (layers - 1)
+    if weights is not None:
+        shares = [exact(weight) for weight in weights]
+    ranks = [conformal_rank(n, 1 - share * exact(epsilon)) for share in shares]
+    p = 1 - sum(1 - rank / (n + 1) for rank in ranks)
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, all layers wrong, one test input"
+    return count_check(claim, simulated, agree, trials, p, alarm)
+
+
+def tuned_weights(
+    n: int = 59,
+    epsilon: float = 0.1,
+    layers: int = 9,
+    trials: int = 3000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    same_data: bool = False,
+) -> Check:
+    """Remark 4.5: weights may be tuned on a development set that does not calibrate.
+
+    The tuned weight opens the layer that seems to need the lowest threshold. With `same_data` it is
+    tuned on the calibration set: the mistake.
+    """
+    rng, agree = np.random.default_rng(seed), 0
+    for _ in range(trials):
+        scores, dev = rng.random((n + 1, layers - 1)), rng.random((n, layers - 1))
+        wrong = np.zeros((n, layers - 1), bool)
+        looked_at = scores[:n] if same_data else dev
+        best = np.quantile(looked_at, 1 - epsilon, axis=0).argmin()
+        weights = np.eye(layers - 1)[best]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)  # the other layers stay shut
+            taus = calibrate(scores[:n], wrong, epsilon, "independent", weights=list(weights))
+        agree += int((scores[n] <= taus).all())
+    p = conformal_rank(n, 1 - exact(epsilon)) / (n + 1)
+    where = "the calibration set" if same_data else "a development set"
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, weights tuned on {where}"
+    return count_check("Remark 4.5: tuned weights", simulated, agree, trials, p, alarm)
+
+
+def lottery(n: int, layers: int, risk: float, rng: np.random.Generator) -> tuple[Floats, Bools]:
+    """Inputs that all leave at one layer, which the threshold picks; every early layer is wrong on
+    the same share of inputs, each on its own. Whatever looks good was luck.
+    """
+    scores = np.tile(np.arange(1, layers) / layers, (n, 1))
+    return scores, rng.random((n, layers - 1)) >= risk
+
+
+def naive_bound(
+    risk: float = 0.2,
+    layers: int = 21,
+    n: int = 100,
+    epsilon: float = 0.1,
+    delta: float = 0.1,
+    trials: int = 2000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    method: Callable[..., tuple[Floats, Floats]] = naive,
+) -> Check:
+    """What `naive` reports exceeds the true consistency with probability at most delta.
+
+    Its threshold is tuned among layers of which some look better than they are (`lottery`).
+    """
+    rng, missed = np.random.default_rng(seed), 0
+    for trial in range(trials):
+        cal = CalibrationSet(*lottery(n, layers, risk, rng))
+        thresholds, bounds = method(cal, [exact(epsilon)], delta, seed=trial)
+        early = first_above(cal.scores[:1], thresholds[0])[0] < layers
+        missed += int(bounds[0] > (1 - risk if early else 1))
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, δ={delta}, its own bound"
+    return count_check(
+        "naive: P(bound > truth) ≤ δ", simulated, missed, trials, delta, alarm, side="high"
+    )
+
+
+def ltt_law(
+    risk: float = 0.12,
+    n: int = 30,
+    epsilon: float = 0.1,
+    delta: float = 0.2,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    calibrate: Callable[..., Floats] = calibrate,
+) -> Check:
+    """`ltt` along two thresholds: it certifies one with probability BinomCDF(m; n, risk) exactly,
+    where `risk` is that of the first.
+
+    The second, looser threshold has no risk at all (a confident layer 2 errs, layer 1 never does),
+    and yet may not be tried once the first has failed.
+    """
+    rng, found = np.random.default_rng(seed), 0
+    sequence = [0.8, 0.4]
+    for _ in range(trials):
+        scores = np.tile([0.5, 0.9], (n, 1))
+        consistent = np.column_stack([np.ones(n, bool), rng.random(n) >= risk])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)
+            taus = calibrate(scores, consistent, epsilon, "ltt", delta=delta, sequence=sequence)
+        found += int(np.isfinite(taus[0]))
+    p = stats.binom.cdf(most_errors(n, epsilon, delta), n, risk)
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, δ={delta}, risk {risk}, then 0"
+    return count_check("ltt: law of its first test", simulated, found, trials, p, alarm)
+
+
+def band_law(
+    population: Synthetic = Synthetic(),
+    n: int = 150,
+    delta: float = 0.1,
+    trials: int = 3000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    method: str = "band",
+) -> Check:
+    """`band`: with probability 1-delta exactly the coverage of V is at least 1-epsilon at every
+    epsilon <= ½ at once.
+
+    Its bounds b_k are the levels at which the threshold moves, so these epsilons are all there are.
+    Another `method` is read at the epsilon where it looks worst: what choosing after looking does.
+    """
+    rng = np.random.default_rng(seed)
+    bounds = coverage_band(n, exact(delta))
+    levels = [1 - exact(bound) for bound in bounds]
+    missed = 0
+    for _ in range(trials):
+        cal = CalibrationSet(*population.draw(n, rng)[:2])
+        taus = METHODS[method].thresholds(cal, levels, delta=delta)[:, 0]
+        missed += int((population.coverage(taus, "first_exit") < bounds).any())
+    simulated = f"{trials:,} calibrations, n={n}, δ={delta}, true coverage at all {len(bounds)} ε"
+    claim = f"{method}: P(coverage < 1-ε at some ε)"
+    return count_check(claim, simulated, missed, trials, delta, alarm)
+
+
+def expected_loss(
+    population: Synthetic = Synthetic(),
+    n: int = 15,
+    alpha: float = 0.1,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    calibrate: Callable[..., Floats] = calibrate_risk,
+) -> Check:
+    """`crc`: E[L(τ)] <= alpha for the monotone loss L, and so for the loss at the exit.
+
+    A wrong answer costs 1 or, on every other input, a half. The loss of one test input a
+    calibration becomes a coin with that probability, so that the count is binomial.
+    """
+    rng, count = np.random.default_rng(seed), 0
+    for _ in range(trials):
+        scores, consistent, _ = population.draw(n + 1, rng)
+        losses = ~consistent * rng.choice([0.5, 1], size=(n + 1, 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)
+            taus = calibrate(scores[:n], losses[:n], alpha, 1)
+        count += int(rng.random() < worst_loss(scores[n:], losses[n:], taus[0])[0])
+    simulated = f"{trials:,} calibrations, n={n}, α={alpha}, one test input each"
+    return count_check("crc: E[loss] ≤ α", simulated, count, trials, alpha, alarm, side="high")
+
+
+def group_coverage(
+    population: Synthetic = Synthetic(),
+    n: int = 400,
+    epsilon: float = 0.1,
+    trials: int = 1500,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    by_group: bool = True,
+) -> Check:
+    """Groups: the coverage of V among the hardest inputs follows Beta(r, m+1-r), m of them in the
+    calibration set.
+
+    With by_group=False one threshold for all is read in that group: it must fail there.
+    """
+    rng, uniform = np.random.default_rng(seed), []
+    hardest, last = population.harder(), len(population.difficulty) - 1
+    for _ in range(trials):
+        scores, consistent, hard = population.draw(n, rng)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)
+            if by_group:
+                tau = calibrate_groups(scores, consistent, hard, epsilon)[last][0]
+            else:
+                tau = calibrate(scores, consistent, epsilon, "first_exit")[0]
+        m = int((hard == last).sum())
+        rank = conformal_rank(m, 1 - exact(epsilon))
+        if rank > m:
+            continue  # too few: that group runs all layers
+        uniform.append(stats.beta.cdf(hardest.coverage(tau, "first_exit"), rank, m + 1 - rank))
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, the hardest tenth"
+    return uniform_check(
+        "groups: law of coverage in one", simulated, "Beta(r, m+1-r)", np.array(uniform), alarm
+    )
+
+
+def nearly_f(
+    population: Synthetic = Synthetic(),
+    n: int = 300,
+    epsilon: float = 0.1,
+    wrong: float = 0.03,
+    trials: int = 3000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    last: bool = True,
+) -> Check:
+    """A body whose last layer differs from F on a share `wrong` of the inputs: the coverage of V,
+    (1-wrong)·P(V <= τ), follows Beta(r, n+1-r) all the same.
+
+    With last=False its last layer is taken for F: the mistake.
+    """
+    rng, covered = np.random.default_rng(seed), np.empty(trials)
+    for i in range(trials):
+        scores, consistent, _ = population.draw(n, rng)
+        own = np.column_stack([consistent, rng.random(n) >= wrong])
+        taus = calibrate(scores, own if last else consistent, epsilon, "first_exit")
+        covered[i] = (1 - wrong) * population.coverage(taus[0], "first_exit")
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, last layer wrong on {wrong:.0%}"
+    uniform = coverage_law(n, epsilon).cdf(covered)
+    return uniform_check(
+        "a body that is nearly F: law of coverage", simulated, "Beta(r, n+1-r)", uniform, alarm
+    )
+
+
+def repeated_text(
+    population: Synthetic = Synthetic(layers=6),
+    share: float = 0.2,
+    n: int = 100,
+    epsilon: float = 0.1,
+    off: float = 1e-6,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    margin: float | None = None,
+    claim: str = "margin: P(G=F) ≥ 1-ε at a tie",
+) -> Check:
+    """One text makes up a share of the traffic, and the runtime's scores are off by up to `off`.
+
+    The text is wrong where it scores highest, so the threshold is its own score, and a runtime that
+    rounds the other way leaves there. Calibrated with the margin, and exiting where score >
+    threshold + margin, the promise holds; with margin=0 it does not.
+    """
+    rng, agree = np.random.default_rng(seed), 0
+    margin = off if margin is None else margin
+    text = np.full(population.layers - 1, 0.999)  # three layers as sure as the measure can say
+    text[:-3] = 0.5
+    wrong = text > 0.9
+    for _ in range(trials):
+        scores, consistent, _ = population.draw(n + 1, rng)
+        same = rng.random(n + 1) < share
+        scores[same], consistent[same] = text, ~wrong
+        taus = calibrate(scores[:n], consistent[:n], epsilon, "first_exit", margin=margin)
+        seen = scores[n:] + off * rng.uniform(-1, 1, scores[n:].shape)
+        agree += int(agreement(consistent[n:], first_above(seen, taus + margin))[0])
+    simulated = (
+        f"{trials:,} calibrations, n={n}, ε={epsilon}, one text is {share:.0%}, scores off by {off}"
+    )
+    return count_check(claim, simulated, agree, trials, 1 - epsilon, alarm, side="low")
+
+
 # --- what must fail
 
 
@@ -569,32 +903,60 @@ def quantile_off_by_one(values: Floats, level: Number) -> float:
     return float(np.sort(values)[rank - 1]) if rank <= len(values) else np.inf
 
 
+def naive_without_second_half(
+    cal: CalibrationSet, epsilons: Sequence[Any], delta: float, seed: int = 0
+) -> tuple[Floats, Floats]:
+    """`naive` with its bound from the half it was tuned on."""
+    thresholds, _ = naive(cal, epsilons, delta, seed)
+    rows = np.random.default_rng(seed).permutation(cal.n)
+    tuned = np.isin(np.arange(cal.n), rows[: cal.n // 2])
+    agree = agreement(cal.consistent, first_above(cal.scores, thresholds[0]))[tuned]
+    return thresholds, np.array([clopper_pearson(agree.sum(), len(agree), delta)])
+
+
+def risk_without_bound(scores: Floats, losses: Floats, alpha: float, bound: float) -> Floats:
+    """`crc` from the plain mean loss, without the bound added for the new input."""
+    n = len(scores)
+    return calibrate_risk(scores, losses, alpha + exact(bound) / (n + 1), bound)
+
+
+def without_stop(*arguments: Any, delta: float, sequence: Sequence[float]) -> Floats:
+    """`ltt` that goes on after a test has failed."""
+    for t in reversed(sequence):
+        taus = calibrate(*arguments, delta=delta, sequence=[t])
+        if np.isfinite(taus[0]):
+            break
+    return taus
+
+
 def controls(seed: int = 0, alarm: float = 1e-5) -> list[Check]:
     """Breakages that the checks above must catch: the check that has to fail for each."""
-    trained_on = Synthetic(
-        skill=Synthetic().skill + 2
-    )  # a meta classifier separates better where it was trained
+    # a meta classifier separates better where it was trained
+    trained_on = Synthetic(skill=Synthetic().skill + 2)
     common: dict[str, Any] = {"seed": seed, "alarm": alarm}
-    return [
-        lemma_a1(quantile=quantile_without_infinity, **common)._replace(
-            claim="no ∞ in the quantile"
+    found = {
+        "no ∞ in the quantile": lemma_a1(8, quantile=quantile_without_infinity, **common),
+        "rank off by one": lemma_a1(quantile=quantile_off_by_one, **common),
+        "a bound without its margin": proposition_31(bound=lambda s, n, delta: s / n, **common),
+        "tuned and bounded on the same data": tuned_bound(trials=200, same_data=True, **common),
+        "naive's bound from its tuning half": naive_bound(
+            trials=300, method=naive_without_second_half, **common
         ),
-        lemma_a1(quantile=quantile_off_by_one, **common)._replace(claim="rank off by one"),
-        proposition_31(bound=lambda s, n, delta: s / n, **common)._replace(
-            claim="a bound without its margin"
+        "weights tuned on the calibration set": tuned_weights(same_data=True, **common),
+        "meta calibrated on its training data": marginal(
+            "first_exit", trained_on, tested=Synthetic(), **common
         ),
-        tuned_bound(same_data=True, **common)._replace(claim="tuned and bounded on the same data"),
-        marginal(
-            "first_exit",
-            trained_on,
-            tested=Synthetic(),
-            claim="meta calibrated on its training data",
-            **common,
+        "test inputs harder than calibration": marginal(
+            "first_exit", tested=Synthetic().harder(), **common
         ),
-        marginal(
-            "first_exit",
-            tested=Synthetic().harder(),
-            claim="test inputs harder than calibration",
-            **common,
+        "labelled, but calibrated on all inputs": relative_accuracy(given_right=False, **common),
+        "ltt without its stop": ltt_law(trials=200, calibrate=without_stop, **common),
+        "ε chosen after looking, with pac": band_law(trials=300, method="pac", **common),
+        "crc without the bound": expected_loss(calibrate=risk_without_bound, **common),
+        "one threshold for all, read in a hard group": group_coverage(
+            trials=60, by_group=False, **common
         ),
-    ]
+        "the last layer of another body taken for F": nearly_f(trials=300, last=False, **common),
+        "no margin at a tie": repeated_text(trials=2000, margin=0.0, **common),
+    }
+    return [check._replace(claim=claim) for claim, check in found.items()]
