@@ -16,7 +16,7 @@ from cats.stats.quantiles import (
 from cats.stats.risk import calibrate_risk
 from cats.stats.synthetic import Synthetic
 from cats.stats.table import ScoreTable
-from cats.stats.trials import evaluate, oracle_exits, summary
+from cats.stats.trials import evaluate, oracle_exits, savings, summary
 
 __version__ = "0.1.0"
 
@@ -51,6 +51,7 @@ __all__ = [
     "group_exits",
     "measure",
     "oracle_exits",
+    "savings",
     "smallest_epsilon",
     "summary",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.stats import rankdata
+from scipy.stats import beta, norm, rankdata
 from tqdm.auto import tqdm
 
 from cats.stats.calibrators import CalibrationSet, Method, find_method, naive, why_not
@@ -23,6 +23,9 @@ from cats.stats.quantiles import (
     Ints,
     Number,
     clopper_pearson,
+    conformal_rank,
+    coverage_band,
+    most_errors,
     probability,
 )
 from cats.stats.table import ScoreTable
@@ -60,7 +63,9 @@ class _Outcomes:
     exits taken.
     """
 
-    def __init__(self, table: ScoreTable, cal: CalibrationSet) -> None:
+    def __init__(
+        self, table: ScoreTable, cal: CalibrationSet, groups: ArrayLike | None = None
+    ) -> None:
         n, l = len(table), table.n_layers
         quantities = [cal.agrees, np.broadcast_to(np.arange(1, l + 1), (n, l))]
         self.labels: Floats | None = None
@@ -71,6 +76,13 @@ class _Outcomes:
             quantities += [outputs, outputs**2, outputs * self.labels[:, None]]
         elif table.labels is not None:
             quantities.append(table.correct)
+        self.members = np.empty((n, 0), bool)  # (n, groups)
+        if groups is not None:
+            names = np.asarray(groups)
+            if names.shape != (n,):
+                raise ValueError(f"groups must have shape (n,) = ({n},), got {names.shape}")
+            self.members = names[:, None] == np.unique(names)
+            quantities += [cal.agrees & member[:, None] for member in self.members.T]
         # (n, l, Q); sums of counts stay exact
         self.quantities: Floats = np.stack(quantities, axis=-1).astype(float)
         self.events = cal.events
@@ -95,6 +107,11 @@ class _Outcomes:
         """The sums as columns of the result."""
         n = int(np.count_nonzero(keep))
         columns = {"consistency": agree / n, "layers": layers / n}
+        if self.members.shape[1]:
+            size = self.members[keep].sum(axis=0)
+            inside = np.stack(rest[-len(size) :])[size > 0] / size[size > 0, None]
+            columns["worst_group"] = inside.min(axis=0)
+            rest = rest[: -len(size)]
         if rest and self.labels is not None:
             total, squares, products = rest
             columns["correlation"] = _pearson(n, total, squares, products, self.labels[keep])
@@ -126,6 +143,7 @@ def evaluate(
     *,
     delta: Number = 0.01,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    groups: ArrayLike | None = None,
     progress: bool = False,
 ) -> pd.DataFrame:
     """A tidy frame of what each calibrator achieves on random 80/20 splits of a table.
@@ -136,6 +154,9 @@ def evaluate(
               part
     options   options of single methods, such as {"pac": {"delta": 0.1}}
     delta     confidence of the column `bound`
+    groups    (n,), a group an input, such as `table.predictions[:, -1]` (F's class) or
+              `cats.stats.groups.length_groups(lengths)`: adds `worst_group`, the consistency of the
+              group that fares worst on the test part
 
     One row per method, measure, epsilon and trial, with the share of test inputs on which G = F
     (consistency), accuracy (for regression: correlation), mean exit layer (layers), and `bound`:
@@ -169,7 +190,7 @@ def evaluate(
     bar = tqdm(total=len(measures) * trials, desc="trials", disable=not progress)
     for i, measure in enumerate(measures):
         cal = CalibrationSet(table.scores(measure), table.consistent)
-        outcomes = _Outcomes(table, cal)
+        outcomes = _Outcomes(table, cal, groups)
         for trial in range(trials):
             keep = split(len(table), trial, seed)
             part, test = cal.part(keep), ~keep
@@ -222,6 +243,89 @@ def evaluate(
         {column: values.ravel() for column, values in columns.items()}, index
     ).reset_index()
     return frame[["method", "measure", "epsilon", "trial", *columns]]
+
+
+def savings(
+    table: ScoreTable,
+    measure: str = "meta",
+    epsilons: Sequence[Number] = (0.01, 0.05, 0.1),
+    method: str = "first_exit",
+    *,
+    confidence: Number = 0.9,
+    **options: Any,
+) -> pd.DataFrame:
+    """What a model calibrated on all of a table can expect of new inputs, a row an epsilon.
+
+    threshold            from all n inputs (for methods with one threshold)
+    layers, low, high    the mean exit layer of inputs that did not calibrate, and an interval. Each
+                         input leaves by thresholds of the others (above 500 inputs: one part of 500
+                         is left out at a time). Where one input fewer cannot promise epsilon, by
+                         all n
+    coverage_low, coverage_median, coverage_high   quantiles of P(V <= threshold) over draws of the
+                         calibration set (a Beta law, for V without ties). Consistency is at least
+                         that. For `shared` it is among inputs with an inconsistent layer; NaN where
+                         no law is known
+
+    The epsilons are for reading: choosing one by its layers takes `band`, or other inputs.
+    """
+    levels = [probability(epsilon, "epsilon") for epsilon in epsilons]
+    calibrator = find_method(method, options)
+    cal = CalibrationSet(table.scores(measure), table.consistent)
+    n, tail = len(table), float(1 - probability(confidence, "confidence")) / 2
+    whole = calibrator.thresholds(cal, levels, **options)
+    exits = np.empty((len(levels), n))
+    for left_out in np.array_split(np.random.default_rng(0).permutation(n), min(n, 500)):
+        keep = np.ones(n, bool)
+        keep[left_out] = False
+        thresholds = calibrator.thresholds(cal.part(keep), levels, **options)
+        shut = np.isposinf(thresholds) & np.isfinite(whole)
+        thresholds = np.where(shut.any(axis=1, keepdims=True), whole, thresholds)
+        exits[:, left_out] = _exits(cal.scores[left_out].T, thresholds)
+    mean, error = exits.mean(axis=1), exits.std(axis=1) / math.sqrt(max(n - 1, 1))
+    wide = norm.isf(tail) * error
+    frame = pd.DataFrame(
+        {
+            "epsilon": [float(level) for level in levels],
+            "threshold": whole[:, 0] if calibrator.form == "one" else np.nan,
+            "layers": mean,
+            "low": np.maximum(mean - wide, 1),
+            "high": np.minimum(mean + wide, table.n_layers),
+        }
+    )
+    laws = [
+        coverage_quantiles(cal, level, method, (tail, 0.5, 1 - tail), options) for level in levels
+    ]
+    frame[["coverage_low", "coverage_median", "coverage_high"]] = np.array(laws)
+    return frame
+
+
+def coverage_quantiles(
+    cal: CalibrationSet,
+    epsilon: Number,
+    method: str,
+    quantiles: Sequence[float] = (0.05, 0.5, 0.95),
+    options: Mapping[str, Any] | None = None,
+) -> Floats:
+    """Quantiles of this calibration's coverage P(V <= threshold) over draws of the calibration set.
+
+    The threshold is the k-th smallest of n values: Beta(k, n+1-k), for values without ties; 1 where
+    the threshold is infinite; NaN for methods that are no order statistic of V.
+    """
+    level, options = probability(epsilon, "epsilon"), options or {}
+    n = len(cal.worst_given_some()) if method == "shared" else cal.n
+    if method in ("shared", "shared_all", "first_exit"):
+        rank = conformal_rank(n, 1 - level)
+    elif method == "pac":
+        rank = n - most_errors(n, level, probability(options.get("delta", 0.01), "delta"))
+    elif method == "band":
+        share = probability(options.get("delta", 0.01), "delta") / options.get("choices", 1)
+        bounds = coverage_band(n, share)
+        rank = n - len(bounds) + 1 + int(np.searchsorted(bounds, float(1 - level)))
+    else:
+        return np.full(len(quantiles), np.nan)
+    if rank > n:
+        return np.ones(len(quantiles))
+    return beta.ppf(quantiles, rank, n + 1 - rank)
 
 
 def _exits(scores: Floats, thresholds: Floats) -> Ints:
