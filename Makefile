@@ -8,7 +8,7 @@ BIN     := .venv/bin
 STAMP   := .venv/.installed
 SLURM   := .venv/.slurm
 
-.PHONY: install figures test slurm bench lab clean
+.PHONY: install figures test mutants slurm bench lab clean
 
 install: $(STAMP)
 
@@ -29,6 +29,10 @@ figures: $(if $(CLUSTER),$(SLURM),$(STAMP))
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# bugs planted in the statistics, each of which a named test has to catch; a few are part of `make test`
+mutants: $(STAMP)
+	$(BIN)/python tests/mutations.py
 
 # the batch as jobs of a Slurm that is started for it, as root on Debian: one is killed, the figures must be those of a local run
 slurm: $(SLURM)
