@@ -21,7 +21,7 @@ FIGURES = config.get("figures", "figures")
 PARAMETERS = config["parameters"]
 STAGES = ["02_fine_tuning", "03_early_heads", "04_meta_classifiers", "05_scores"]
 # what a stage does not know yet is not given to it, so that changing it leaves that stage alone
-LATER = {"02_fine_tuning": {"early", "meta"}, "03_early_heads": {"meta"}}
+LATER = {"02_fine_tuning": {"early", "meta", "recipes"}, "03_early_heads": {"meta"}}
 LOCAL = config.get("local")  # a folder with models/NAME and datasets/TASK instead of the Hub
 for run in config.get("runs", []) if LOCAL else ():
     base = os.path.relpath(LOCAL, "notebooks")
@@ -120,6 +120,8 @@ def before(wildcards):
 
 def settings(wildcards):
     values = whole(wildcards.run)
+    if "recipes" in config:
+        values = {"recipes": config["recipes"]} | values
     if wildcards.stage == STAGES[-1] and "ship" in config:
         values["ship"] = config["ship"]
     return json.dumps({name: value for name, value in values.items() if name not in LATER.get(wildcards.stage, ())})
@@ -132,8 +134,12 @@ def launch(wildcards):
     """Several processes do the work first, where the profile says how to start them; the notebook then finds it done."""
     if "launch" not in config:
         return ""
-    values = {name: value for name, value in json.loads(settings(wildcards)).items() if name != "ship"}
-    return f"(cd notebooks && {config['launch']} -m cats.train.run {shlex.quote(json.dumps(values))} --until {STEP[wildcards.stage]}) && "
+    values = json.loads(settings(wildcards))
+    values |= {"folder": f"../{values['folder']}"}  # it runs in the notebooks' folder
+    values.pop("ship", None)
+    recipes = shlex.join(values.pop("recipes", ["paper", "distilled"]))
+    run = f"{config['launch']} -m cats.train.run {shlex.quote(json.dumps(values))}"
+    return f"(cd notebooks && {run} --until {STEP[wildcards.stage]} --recipes {recipes}) && "
 
 
 rule stage:

@@ -18,11 +18,11 @@ from torch import nn
 from cats import Synthetic, calibrate, evaluate, exit_layers
 from cats._io import write_json
 from cats.model.backbone import Backbone
-from cats.model.heads import train_heads
 from cats.paper import timing
-from cats.runtime.cat import fresh
+from cats.runtime.loop import starting
 from cats.train import tasks
 from cats.train.finetune import fresh_model, tokenizer_of
+from cats.train.fit import train_heads
 from cats.train.states import States, collate, extract, tokenise
 
 EPSILONS = [round(0.05 * i, 2) for i in range(1, 20)]
@@ -212,7 +212,7 @@ def even(cat, which, batch_size, tokens=64):
 
     def early():
         cat.run(
-            cut(fresh(batch_size)),
+            cut(starting(batch_size)),
             np.full(l - 1, np.inf),
             decide=lambda k, scores, rows: [row % l + 1 == k for row in rows],
         )

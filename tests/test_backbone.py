@@ -181,7 +181,8 @@ def test_cls_after_every_layer(case, attention):
         backbone.model.config, "inner_group_num", 1
     )  # Hugging Face lists the modules within an ALBERT layer
     assert len(hidden) == backbone.n_layers * inner + 1
-    cls, logits = backbone.states(batch)  # (rows, l, d), (rows, C)
+    states = backbone.states(batch)
+    cls, mean, logits = states["cls"], states["mean"], states["logits"]  # (rows, l, d), (rows, C)
     assert cls.shape == (len(LENGTHS), backbone.n_layers, backbone.hidden_size)
     assert logits.shape == (len(LENGTHS), backbone.num_labels)
     if backbone.family == "modernbert":  # Hugging Face shows the last state after the final norm
@@ -189,6 +190,11 @@ def test_cls_after_every_layer(case, attention):
             cls[:, -1] = backbone.model.base_model.final_norm(cls[:, -1])
     for k in range(1, backbone.n_layers + 1):
         assert gap(cls[:, k - 1], hidden[k * inner][:, 0]) < TOLERANCE * max(1, cls.abs().max())
+        if backbone.family == "modernbert" and k == backbone.n_layers:
+            continue
+        for row, length in enumerate(LENGTHS):
+            expected = hidden[k * inner][row, :length].mean(0)
+            assert gap(mean[row, k - 1], expected) < TOLERANCE * max(1, mean.abs().max())
 
 
 @each_case
@@ -501,7 +507,7 @@ def test_from_pretrained(tmp_path):
     half = Backbone.from_pretrained(
         tmp_path / "full", dtype=torch.bfloat16, attn_implementation="eager"
     )
-    assert half.states(batch)[0].dtype == torch.bfloat16
+    assert half.states(batch)["cls"].dtype == torch.bfloat16
 
     backbone.model.base_model.save_pretrained(tmp_path / "headless")
     with pytest.raises(ValueError, match="no classifier.bias, classifier.weight"):

@@ -38,6 +38,8 @@ from transformers.masking_utils import (
     create_bidirectional_sliding_window_mask,
 )
 
+from cats.model.exits import vectors
+
 # --------------------------------------------------------------------------------------------------
 # Families: what differs between one Hugging Face encoder and the next, and nothing else
 
@@ -437,6 +439,17 @@ class Backbone:
         """
         return state.hidden.select(1, 0)
 
+    def mean(self, state) -> Tensor:
+        """The mean of the hidden states over a row's tokens, (rows, d)."""
+        if not padded(state.lengths, state.mask.shape[1]):
+            return state.hidden.mean(1)
+        weights = state.mask.to(state.hidden.dtype)[:, None]  # (rows, 1, tokens)
+        return (weights @ state.hidden)[:, 0] / weights.sum(-1)
+
+    def read(self, state, reads) -> Tensor:
+        """What heads read after a layer, (rows, width): see cats.model.exits.READS."""
+        return vectors(reads, self.cls(state), None if reads == "cls" else self.mean(state))
+
     def finish(self, state) -> Tensor:
         """Logits of F itself, (rows, C), after layer l: its own pooler, norm and classifier."""
         if state.layer != self.n_layers:
@@ -511,14 +524,14 @@ class Backbone:
         )
 
     @torch.no_grad()  # and not inference_mode: heads are trained on these
-    def states(self, batch):
-        """([CLS] after every layer (rows, l, d), logits of F (rows, C)): all that training and
-        calibration need of F.
+    def states(self, batch) -> dict[str, Tensor]:
+        """All that training and calibration need of F: `cls` and `mean` after every layer (rows, l,
+        d), and `logits` of F (rows, C).
         """
-        state, cls = self.start(batch), []
+        state, cls, mean = self.start(batch), [], []
         for k in range(1, self.n_layers + 1):
             state = self.step(state, k)
-            cls.append(
-                self.cls(state).clone()
-            )  # a view would keep all tokens of all layers in memory
-        return torch.stack(cls, 1), self.finish(state)
+            cls.append(self.cls(state).clone())  # a view would keep all tokens of all layers
+            mean.append(self.mean(state))
+        logits = self.finish(state)
+        return {"cls": torch.stack(cls, 1), "mean": torch.stack(mean, 1), "logits": logits}

@@ -17,8 +17,8 @@ import pandas as pd
 from IPython.display import Markdown
 from matplotlib.lines import Line2D
 
-from cats._io import DATA
 from cats.paper import style
+from cats.paper.places import DATA
 from cats.paper.style import NAMES
 from cats.stats.calibrators import METHODS
 from cats.stats.measures import NEEDS_CLASSES

@@ -15,7 +15,8 @@ from pathlib import Path
 import nbformat
 from nbconvert.filters import markdown2html
 
-from cats._io import FIGURES, writing
+from cats._io import writing
+from cats.paper.places import FIGURES
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;

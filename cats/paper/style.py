@@ -6,7 +6,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 
-from cats._io import FIGURES, versions, write_json, writing
+from cats._io import versions, write_json, writing
+from cats.paper.places import FIGURES
 from cats.stats.trials import summary
 
 # Okabe and Ito's colours, safe for colour-blind readers; methods that do not promise epsilon are

@@ -15,9 +15,9 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from cats.model.backbone import Backbone
-from cats.model.heads import Heads
-from cats.model.meta import Meta
-from cats.runtime.cat import CAT, fresh
+from cats.model.exits import Heads, Meta
+from cats.runtime.cat import CAT
+from cats.runtime.loop import starting
 from cats.stats.table import ScoreTable
 
 LARGE = {
@@ -62,15 +62,12 @@ def random_backbone(architecture, n_outputs=2, **options):
     return Backbone(AutoModelForSequenceClassification.from_config(config, **options))
 
 
-def untrained(architecture, n_outputs=2):
+def untrained(architecture, n_outputs=2, reads="cls"):
     """A CAT of random weights, for timing and counting alone."""
     backbone = random_backbone(architecture, n_outputs)
     early = backbone.n_layers - 1
-    sizes = 32 + max(1, n_outputs - 1) + early + (2 if n_outputs > 1 else 0)
-    heads, meta = (
-        Heads(early, backbone.hidden_size, n_outputs).requires_grad_(False),
-        Meta(early, sizes).requires_grad_(False),
-    )
+    heads = Heads(early, backbone.hidden_size, n_outputs, reads=reads).requires_grad_(False)
+    meta = Meta(early, heads.d_e, n_outputs).requires_grad_(False)
     return CAT(
         backbone,
         None,
@@ -170,7 +167,7 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
         waits = []
 
         def batches():
-            for j, part in enumerate(ids.split(fresh(batch_size))):
+            for j, part in enumerate(ids.split(starting(batch_size))):
                 if j % beside == 0:
                     waits.append(seconds(run_full))
                 yield batch_of(part)

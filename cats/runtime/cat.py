@@ -11,11 +11,9 @@ and subset of layers come from it.
 """
 
 import json
-import math
 import tempfile
 import warnings
-from dataclasses import dataclass
-from operator import mul
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,21 +21,30 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from cats._io import sha256, versions, write_json, writing
-from cats.model.backbone import Backbone, State
-from cats.model.heads import Heads, fit_temperatures, train_heads
-from cats.model.meta import Meta, arranged, believed_alone, predicted, predicted_alone, train_meta
+from cats._io import (
+    load_module,
+    module_digest,
+    save_module,
+    sha256,
+    versions,
+    write_json,
+    writing,
+)
+from cats.model.backbone import Backbone
+from cats.model.exits import Heads, Meta, check_pair
+from cats.runtime.card import card
+from cats.runtime.loop import Flight, Loop, starting
+from cats.runtime.scorer import Exit, Scorer
 from cats.stats import calibrators, measures
 from cats.stats.table import TAU, ScoreTable
 from cats.stats.trials import evaluate, summary
 from cats.train import tasks
-from cats.train.run import load_module, save_module, scoring, table_of
+from cats.train.fit import find_recipe, fit_heads, fit_meta
+from cats.train.run import Run, table_of
 from cats.train.states import collate, encode, extract, mixed
 
-FORMAT = "cats.CAT/2"
-FEW = (
-    32  # classes up to which plain Python is quicker than tensors to find the largest probabilities
-)
+FORMAT = "cats.CAT/3"
+KNOWN_FORMATS = ("cats.CAT/2", FORMAT)  # files of the older kind still load
 RUNTIME_MEASURES = [measure for measure in measures.MEASURES if measure != "random"]
 
 
@@ -46,12 +53,10 @@ class Predictions(NamedTuple):
 
     predictions: np.ndarray  # (n,), a class number, or a number for regression
     exit_layers: np.ndarray  # (n,), 1 … l
-    confidences: (
-        np.ndarray
-    )  # (n,), the score with which an input left; 1 at the last layer, which is F itself
-    probabilities: (
-        np.ndarray
-    )  # (n, C), softmax of the layer it left at; the outputs themselves for regression
+    # (n,), the score with which an input left; 1 at the last layer, which is F itself
+    confidences: np.ndarray
+    # (n, C), softmax of the layer it left at; the outputs themselves for regression
+    probabilities: np.ndarray
 
 
 class CAT:
@@ -79,20 +84,16 @@ class CAT:
                 f"backbone, heads, meta classifiers and calibration table have {layers} layers:"
                 " they do not belong together"
             )
-        if (backbone.hidden_size, backbone.num_labels) != (
-            heads.d,
-            heads.n_outputs,
-        ) or backbone.num_labels != table.n_classes:
+        fits = (backbone.hidden_size, backbone.num_labels) == (heads.d, heads.n_outputs)
+        if not fits or backbone.num_labels != table.n_classes:
             raise ValueError(
                 "backbone, heads and calibration table differ in hidden size or number of labels"
             )
+        check_pair(heads, meta, module_digest(heads))
         self.backbone, self.tokenizer, self.table = backbone, tokenizer, table
         self.heads, self.meta = heads.cpu(), meta.cpu()
-        self.max_length, self.measure, self.autocast = (
-            min(max_length, backbone.max_tokens),
-            check_measure(measure),
-            autocast,
-        )
+        self.max_length = min(max_length, backbone.max_tokens)
+        self.measure, self.autocast = check_measure(measure), autocast
         self.texts = texts  # of an input: 1 or 2, or None where that is not known
         self.about, self._sets = dict(about or {}), {}
         self.exits = [Exit.of(self.heads, self.meta, k) for k in range(1, backbone.n_layers)]
@@ -112,6 +113,7 @@ class CAT:
         tuning,
         calibration,
         *,
+        recipe="distilled",
         labels=None,
         tokenizer=None,
         max_length=256,
@@ -127,15 +129,22 @@ class CAT:
         """A CAT from a fine-tuned model and two lists of texts (pairs for two-text tasks) of the
         kind it will see.
 
-        tuning       trains heads, temperatures and meta classifiers; without `labels` they learn
-                     what F says
+        tuning       trains heads, temperatures and meta classifiers; unlabelled
         calibration  never trained on, not even by F; unlabelled. Its size limits ε: see
                      cats.calibration_size
         autocast     run F in "bfloat16" or "float16", here and in predict; the promise is about F
                      as it runs here
+        recipe       "distilled": heads learn what F says; "paper": they learn `labels`, or where
+                     there are none F's predictions. Or a cats.train.fit.Recipe
         folder       where extracted states go (a temporary folder by default); give one to resume
                      an interrupted fit
         """
+        recipe = find_recipe(recipe)
+        if labels is not None and recipe.targets != "labels":
+            raise TypeError(
+                f"the recipe {recipe.name!r} learns from F and reads no labels: leave them out, or"
+                " say recipe='paper'"
+            )
         backbone = (
             model
             if isinstance(model, Backbone)
@@ -187,28 +196,29 @@ class CAT:
                 )
                 for name, part in parts.items()
             }
-            targets = {
-                name: None if labels is None else part["label"][:] for name, part in parts.items()
-            }
-            heads, _ = train_heads(
-                states["tune"], backbone.num_labels, targets["tune"], seed=seed, **(early or {})
+            targets = [
+                None if labels is None else parts[name]["label"][:] for name in ("tune", "scale")
+            ]
+            heads, _ = fit_heads(
+                states["tune"],
+                states["scale"],
+                backbone.num_labels,
+                tuple(targets),
+                recipe=recipe,
+                seed=seed,
+                **(early or {}),
             )
-            fit_temperatures(heads, states["scale"], targets["scale"])
-            metas, _ = train_meta(heads, states["meta"], tau=tau, seed=seed, **(meta or {}))
-            scored = extract(
-                backbone,
-                tokenizer,
-                calibration,
-                columns,
-                work / "calibration",
-                **scoring(heads, metas),
-                **options,
+            options_of_meta = {"units": recipe.units} | (meta or {})
+            metas, _ = fit_meta(heads, states["meta"], tau=tau, seed=seed, **options_of_meta)
+            given = extract(
+                backbone, tokenizer, calibration, columns, work / "calibration", **options
             )
-            table = table_of(scored, None, {"split": "calibration"}, tau)
+            table = table_of(given, heads, metas, None, {"split": "calibration"}, tau)
         sizes = {
             "tuning": len(tuning),
             "calibration": len(calibration),
             "labelled": labels is not None,
+            "recipe": asdict(recipe),
         }
         made = {
             **sizes,
@@ -227,6 +237,27 @@ class CAT:
             autocast=autocast,
             texts=len(columns),
             about=made,
+        )
+
+    @classmethod
+    def from_run(cls, run: Run, measure="meta") -> "CAT":
+        """The CAT of a run, calibrated on its validation split."""
+        about = {
+            "task": run.task.name,
+            "tuning": len(run.data["train"]),
+            "calibration": len(run.data["validation"]),
+            "recipe": asdict(run.recipe),
+        }
+        return cls(
+            run.backbone,
+            run.tokenizer,
+            run.heads,
+            run.metas,
+            run.table("validation"),
+            max_length=run.max_length,
+            measure=measure,
+            texts=len(run.task.columns),
+            about=about,
         )
 
     # --- using it ---
@@ -297,7 +328,9 @@ class CAT:
             )
         tokens = encode(self.tokenizer, [list(column) for column in zip(*rows)], self.max_length)
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
-        parts = [order[i : i + fresh(batch_size)] for i in range(0, len(order), fresh(batch_size))]
+        parts = [
+            order[i : i + starting(batch_size)] for i in range(0, len(order), starting(batch_size))
+        ]
         batches = (
             collate(self.tokenizer, [tokens[i] for i in part], self.backbone.extra_padding)
             for part in parts
@@ -410,10 +443,10 @@ class CAT:
         folder = Path(folder)
         if not (folder / "cat.json").exists():
             raise FileNotFoundError(f"no CAT in {folder}: it has no cat.json")
-        card = json.loads((folder / "cat.json").read_text())
-        if card.get("format") != FORMAT:
-            raise ValueError(f"{folder} holds {card.get('format')!r}, expected {FORMAT!r}")
-        for name, digest in card["files"].items():
+        saved = json.loads((folder / "cat.json").read_text())
+        if saved.get("format") not in KNOWN_FORMATS:
+            raise ValueError(f"{folder} holds {saved.get('format')!r}, expected {FORMAT!r}")
+        for name, digest in saved["files"].items():
             if not (folder / name).exists() or sha256(folder / name) != digest:
                 raise ValueError(
                     f"{folder / name} is missing or was changed: this CAT's promise cannot be"
@@ -421,17 +454,17 @@ class CAT:
                 )
         where = backbone or (
             folder / "backbone"
-            if card["backbone"]["where"] == "backbone"
-            else card["backbone"]["where"]
+            if saved["backbone"]["where"] == "backbone"
+            else saved["backbone"]["where"]
         )
         model = (
             where
             if isinstance(where, Backbone)
             else Backbone.from_pretrained(
-                str(where), dtype=getattr(torch, card["backbone"]["dtype"])
+                str(where), dtype=getattr(torch, saved["backbone"]["dtype"])
             )
         )
-        if model.fingerprint != card["backbone"]["fingerprint"]:
+        if model.fingerprint != saved["backbone"]["fingerprint"]:
             raise ValueError(
                 f"the model at {where} is not the one this CAT was made for: heads and calibration"
                 " belong to other weights"
@@ -442,10 +475,10 @@ class CAT:
         )
         table, tokenizer = (
             ScoreTable.load(folder / "calibration.safetensors"),
-            AutoTokenizer.from_pretrained(folder / card["tokenizer"]),
+            AutoTokenizer.from_pretrained(folder / saved["tokenizer"]),
         )
         options = {
-            name: card[name] for name in ("max_length", "measure", "autocast", "texts", "about")
+            name: saved[name] for name in ("max_length", "measure", "autocast", "texts", "about")
         }
         return cls(model, tokenizer, heads, meta, table, **options)
 
@@ -458,343 +491,9 @@ class CAT:
             frame = evaluate(self.table, method, self.measure, epsilons, trials, seed)
         return summary(frame)
 
-    def card(self):
+    def card(self) -> str:
         """The model card: what was fitted on what, and what it can promise."""
-        n, l, means = (
-            len(self.table),
-            self.backbone.n_layers,
-            self.savings().xs("mean", axis=1, level=1).reset_index(),
-        )
-        rows = "\n".join(
-            f"| {r.epsilon:g} | {r.consistency:.3f} | {r.layers:.2f} of {l} |"
-            for r in means.itertuples()
-        )
-        about = "\n".join(f"* {name}: {value}" for name, value in sorted(self.about.items()))
-        return CARD.format(
-            family=self.backbone.family,
-            l=l,
-            n=n,
-            measure=self.measure,
-            smallest=calibrators.smallest_epsilon(n),
-            pac=calibrators.smallest_epsilon(n, 0.01),
-            rows=rows,
-            about=about,
-            max_length=self.max_length,
-            some=int((~self.table.consistent.all(axis=1)).sum()),
-            autocast=self.autocast or "none",
-        )
-
-
-@dataclass
-class Flight:
-    """Rows on their way through the layers together."""
-
-    state: State
-    rows: list  # their numbers
-    scorer: "Scorer"  # what scoring remembers of them
-
-
-class Loop:
-    """One call of `run`: which rows leave after which layer, and what they leave with.
-
-    Rows, scores and thresholds are plain lists: after a layer of F caches are cold, and few things
-    are as quick then.
-    """
-
-    def __init__(self, cat, thresholds, decide):
-        self.backbone, self.autocast, self.decide, bars = (
-            cat.backbone,
-            cat.autocast,
-            decide,
-            np.asarray(thresholds, dtype=float),
-        )
-        l, self.bars = self.backbone.n_layers, bars.tolist()
-        if bars.shape != (l - 1,) or [bar for bar in self.bars if bar != bar]:
-            raise ValueError(
-                f"a CAT of {l} layers needs {l - 1} thresholds, none of them NaN, got"
-                f" {thresholds!r}"
-            )
-        self.last = (
-            l - 1
-            if decide
-            else max((k for k in range(1, l) if self.bars[k - 1] < math.inf), default=0)
-        )  # nothing leaves early after it
-        self.flights, self.room = [], 0  # rows on their way, and the most that may run together
-        self.left = []  # (row, logits, layer, confidence) of those that have left
-
-    def begin(self, flight):
-        """Take in new rows, and go on until there is room for more."""
-        self.room = max(self.room, len(flight.rows))
-        self.flights.append(flight)
-        self.go(few=self.room // 2, many=2 * self.room)
-
-    def end(self):
-        """Go on until all have left."""
-        self.go(few=self.room, many=0)
-
-    def go(self, few, many):
-        """Flights of more than a few rows go on. If there is none but many rows wait, the flight
-        furthest behind goes on to the next, and so on.
-        """
-        layer = lambda flight: flight.state.layer
-        while self.flights:
-            full = [flight for flight in self.flights if len(flight.rows) > few]
-            if full:
-                flight, rows = max(full, key=layer), few
-            elif sum(len(flight.rows) for flight in self.flights) > many:
-                flight, rows = min(self.flights, key=layer), 0
-            else:
-                return
-            self.advance(
-                flight,
-                rows,
-                min(
-                    (layer(other) for other in self.flights if layer(other) > layer(flight)),
-                    default=None,
-                ),
-            )
-            if flight.rows:
-                flight.state = self.backbone.rest(flight.state)
-                for other in self.flights:
-                    if (
-                        other is not flight
-                        and layer(other) == layer(flight)
-                        and len(other.rows) + len(flight.rows) <= self.room
-                    ):
-                        self.join(flight, other)
-            self.flights = [flight for flight in self.flights if flight.rows]
-
-    def advance(self, flight, rows=0, layer=None):
-        """On through the layers until at most so many rows are left, or after `layer`."""
-        backbone, l = self.backbone, self.backbone.n_layers
-        while len(flight.rows) > rows and flight.state.layer < (layer or l):
-            k = flight.state.layer + 1
-            flight.state = backbone.step(flight.state, k)
-            if k <= self.last and (
-                self.decide or flight.scorer.needs_all or self.bars[k - 1] < math.inf
-            ):
-                self.leave(flight, k)
-        if flight.rows and flight.state.layer == l:
-            self.left += [
-                (row, logits, l, 1.0)
-                for row, logits in zip(flight.rows, backbone.finish(flight.state).float().tolist())
-            ]
-            flight.rows = []
-
-    def leave(self, flight, k):
-        """The rows that exit at layer k leave the flight."""
-        cls = self.backbone.cls(flight.state)
-        if cls.is_cpu and cls.dtype is torch.float32 and not self.autocast:
-            early, scores = flight.scorer(k, cls)
-        else:  # F may run elsewhere and in lower precision, heads and scores do not
-            with torch.autocast("cpu", enabled=False):
-                early, scores = flight.scorer(k, cls.float().cpu())
-        bar = self.bars[k - 1]
-        leaves = (
-            self.decide(k, scores, flight.rows)
-            if self.decide
-            else [score > bar for score in scores]
-        )
-        if any(leaves):
-            self.left += [
-                (row, logits, k, score)
-                for row, logits, score, left in zip(flight.rows, early, scores, leaves)
-                if left
-            ]
-            stays = remaining(leaves)
-            flight.rows = [flight.rows[i] for i in stays]
-            if stays:
-                flight.scorer.keep(stays)
-                flight.state = self.backbone.keep(flight.state, stays)
-
-    def join(self, flight, other):
-        """Take in the rows of another flight that has come as far."""
-        flight.scorer.join(other.scorer)
-        flight.state, flight.rows, other.rows = (
-            self.backbone.join(flight.state, other.state),
-            flight.rows + other.rows,
-            [],
-        )
-
-    def results(self):
-        """Logits (n, C), exit layers and confidences, by row number."""
-        _, logits, exits, confidences = (
-            zip(*sorted(self.left, key=lambda one: one[0])) if self.left else [()] * 4
-        )
-        return (
-            np.array(logits, np.float32).reshape(len(exits), self.backbone.num_labels),
-            np.array(exits, int),
-            np.array(confidences, float),
-        )
-
-
-def remaining(leaves):
-    """The numbers of the rows that stay, the last ones in the places of those that leave: so that
-    most need not be moved.
-
-    >>> remaining([False, True, False, False, True, False])
-    [0, 5, 2, 3]
-    """
-    stays = [i for i, left in enumerate(leaves) if not left]
-    last = iter(reversed(stays))
-    return [next(last) if left else i for i, left in enumerate(leaves[: len(stays)])]
-
-
-class Exit(NamedTuple):
-    """What the runtime needs of one layer's head and meta classifier, weights as tensors and, for
-    few rows, some as plain numbers.
-    """
-
-    w_p: torch.Tensor  # (d, d_e)
-    b_p: torch.Tensor
-    w_o: torch.Tensor  # (d_e, C), temperature folded in
-    b_o: torch.Tensor
-    w_h: torch.Tensor | None  # (k-1 times C, d_e), of heads with history
-    w_1: torch.Tensor  # (inputs, units), inputs in the order of `arranged`
-    b_1: torch.Tensor
-    w_2: torch.Tensor  # (units,)
-    b_2: torch.Tensor
-    outputs: list  # w_o and b_o, class by class
-    believes: tuple  # w_2 and b_2
-
-    @classmethod
-    def of(cls, heads, meta, k):
-        weights = {"w_h": None} | heads.layer(k) | meta.layer(k)
-        weights["w_1"] = arranged(weights["w_1"], meta.drop, heads)
-        outputs = list(zip(weights["w_o"].T.tolist(), weights["b_o"].tolist()))
-        return cls(
-            **weights, outputs=outputs, believes=(weights["w_2"].tolist(), weights["b_2"].item())
-        )
-
-
-class Scorer:
-    """Early predictions and their confidence, layer after layer, for the rows still there: what a
-    layer needs of the past.
-
-    It runs on the host, whatever device F runs on: heads are tiny, and the decision to leave is
-    taken there anyway. Products by torch and not by NumPy, whose BLAS has threads of its own, which
-    go on spinning and take the cores from F's layers.
-    """
-
-    def __init__(self, cat, measure, n):
-        self.cat, self.measure, self.history, self.early, self.d_e = (
-            cat,
-            measure,
-            cat.heads.history,
-            cat.heads.early,
-            cat.heads.d_e,
-        )
-        self.plain = (
-            measure == "meta" and not self.history and cat.backbone.num_labels <= FEW
-        )  # `_alone` will do for a row
-        # whether a layer's score depends on the layers before it: then heads run at every layer
-        self.needs_all = (
-            self.history
-            or measure in ("kl", "patience")
-            or (measure == "meta" and "history" not in cat.meta.drop)
-        )
-        self.x = np.zeros(
-            (n, len(cat.exits[0].w_1)), np.float32
-        )  # the meta classifiers' inputs; their history fills up as layers pass
-        self.inputs = torch.from_numpy(self.x)  # the same memory
-        self.past = (
-            np.zeros((n, 0), np.float32) if self.history else None
-        )  # logits of the layers before, for heads with history
-        self.streak, self.before = 0, None  # for patience; logits of the layer before
-
-    def keep(self, rows):
-        """Forget the rows that have left."""
-        for name, value in self._remembered():
-            setattr(self, name, value[rows])
-        self.inputs = torch.from_numpy(self.x)
-
-    def join(self, other):
-        """Take in the rows of another, which has come as far."""
-        for name, value in self._remembered():
-            setattr(self, name, np.concatenate([value, getattr(other, name)]))
-        self.inputs = torch.from_numpy(self.x)
-
-    def _remembered(self):
-        return [
-            (name, value)
-            for name in ("x", "past", "streak", "before")
-            if isinstance(value := getattr(self, name), np.ndarray)
-        ]
-
-    def __call__(self, k, cls):
-        """Logits with temperature, row by row, and a list of scores, of layer k, counted from 1,
-        from [CLS] (rows, d) in float32.
-        """
-        exit = self.cat.exits[k - 1]
-        if self.plain and len(self.x) == 1:
-            return self._alone(k, cls, exit)
-        hidden = torch.addmm(exit.b_p, cls, exit.w_p)
-        if self.history:
-            hidden += torch.from_numpy(self.past) @ exit.w_h
-        hidden = torch.tanh(
-            hidden, out=self.inputs.narrow(1, self.early, self.d_e)
-        )  # in the place where a meta classifier reads it
-        logits = torch.addmm(exit.b_o, hidden, exit.w_o).tolist()
-        if self.history:
-            self.past = np.concatenate([self.past, np.array(logits, np.float32)], axis=1)
-        if self.measure == "meta":
-            return logits, self._meta(k, logits, exit)
-        now = np.array(logits, np.float32)
-        scores = self._from_logits(now)
-        self.before = now
-        return logits, scores.tolist()
-
-    def _meta(self, k, logits, exit):
-        """M_k: cats.model.meta.features and Meta for one layer."""
-        if len(logits[0]) <= FEW:
-            said = [predicted_alone(row) for row in logits]
-        else:
-            said = [*zip(*(part.tolist() for part in predicted(torch.tensor(logits))))]
-        self.x[:, self.early + self.d_e :] = [
-            prediction + margins for prediction, _, margins in said
-        ]
-        units = torch.addmm(exit.b_1, self.inputs, exit.w_1)
-        self.x[:, k - 1 : k] = [confidence for _, confidence, _ in said]
-        return torch.addmv(exit.b_2, units.relu_(), exit.w_2).sigmoid_().tolist()
-
-    def _alone(self, k, cls, exit):
-        """Head and M_k for one row: plain Python but for the two large products, as an operation on
-        tensors takes longer than 32 numbers do.
-        """
-        hidden = [*map(math.tanh, torch.addmm(exit.b_p, cls, exit.w_p).tolist()[0])]
-        logits = [bias + sum(map(mul, weights, hidden)) for weights, bias in exit.outputs]
-        prediction, confidence, margins = predicted_alone(logits)
-        x = self.x[0]
-        x[self.early :] = hidden + prediction + margins
-        units = torch.addmm(exit.b_1, self.inputs, exit.w_1).tolist()[0]
-        x[k - 1] = confidence[0]
-        return [logits], [believed_alone(units, *exit.believes)]
-
-    def _from_logits(self, logits):
-        if self.measure == "patience":
-            if self.before is not None:
-                regression, tau = self.cat.table.regression, self.cat.table.tau
-                same = (
-                    abs(logits - self.before)[:, 0] <= tau
-                    if regression
-                    else logits.argmax(1) == self.before.argmax(1)
-                )
-                self.streak = (self.streak + 1) * same
-            return self.streak / self.cat.heads.early + np.zeros(len(logits))
-        if self.measure == "kl" and self.before is None:
-            return np.zeros(len(logits))
-        # the table's own function on this layer alone; its last layer, F, is not read
-        stack = np.stack(
-            [logits if self.before is None else self.before, logits, logits], axis=1
-        ).astype(float)
-        return getattr(measures, self.measure)(stack)[:, 1]
-
-
-def fresh(batch_size):
-    """Rows that start together where F would take `batch_size`: the rest of F's memory is for rows
-    that wait, and for the gaps that batches of all sizes leave.
-    """
-    return max(1, 3 * batch_size // 4)
+        return card(self)
 
 
 def check_measure(measure):
@@ -820,41 +519,3 @@ def rows_of(texts):
                 f"texts must all be strings, or all be pairs of strings; number {i} is {texts[i]!r}"
             )
     return rows
-
-
-CARD = """---
-library_name: cats
-tags: [early-exit, conformal-prediction]
----
-
-# A Confident Adaptive Transformer
-
-A {family} classifier with {l} layers that stops early and agrees with the full model at least
-1-ε of the time, for the ε you choose at prediction time (Schuster et al., EMNLP 2021).
-
-```python
-from cats import CAT
-CAT.from_pretrained("this folder").predict(["a text"], epsilon=0.05)
-```
-
-## What is promised
-
-P(G(x) = F(x)) ≥ 1-ε over calibration set and input, by the calibrator `first_exit` with the
-measure `{measure}`, for inputs exchangeable with
-the {n} calibration inputs ({some} of them have an inconsistent layer). The smallest ε it can promise is **{smallest:.2g}**; with `method="pac"` and
-confidence 99 % it is {pac:.2g}. Below that every input runs all layers. Nothing is promised for
-inputs of another kind.
-
-## What to expect
-
-Means over random splits of the calibration inputs:
-
-| ε | consistency | layers |
-|---|---|---|
-{rows}
-
-## How it was made
-
-{about}
-* inputs cut at {max_length} tokens; mixed precision: {autocast}
-"""

@@ -1,15 +1,14 @@
 """Running F over a data set once: tokens, length buckets, and chunk files that a killed run goes on
 from.
 
-Every layer's [CLS] goes to disk in chunks of a few hundred inputs. Heads and meta classifiers are
-then trained from the chunks, so their memory is bounded by one chunk and not by the data set, and F
-never runs again. A chunk is a random part of the data: inside it inputs are sorted by length for
-speed, between chunks nothing is.
+Every layer's [CLS] and mean over tokens go to disk in chunks of a few hundred inputs. Heads and
+meta classifiers are then trained from the chunks, so their memory is bounded by one chunk and not
+by the data set, and F never runs again. A chunk is a random part of the data: inside it inputs are
+sorted by length for speed, between chunks nothing is.
 """
 
 import hashlib
 import json
-import shutil
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -18,10 +17,9 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from safetensors import safe_open
-from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
-from cats._io import write_json, writing
+from cats._io import load_arrays, read_json, save_arrays, write_json
 from cats.train import tasks
 
 CHUNK = 512  # inputs a file
@@ -88,17 +86,6 @@ def by_length(rows, tokens):
     return batches
 
 
-def keep_cls(cls, logits):
-    """What head and meta training need: [CLS] after every layer, and F's logits, in the precision
-    that predictions are made in.
-
-    Half precision would halve the disk, and ruin the heads: the first layers of a BERT have
-    coordinates that hardly differ from input to input, so what is left of them after rounding is
-    not what a head meets later.
-    """
-    return {"cls": cls, "logits": logits}
-
-
 def mixed(autocast, backbone):
     """F in lower precision where asked for ("bfloat16", "float16"); heads and scores always stay in
     float32.
@@ -121,23 +108,24 @@ def extract(
     tokens=TOKENS,
     chunk=CHUNK,
     seed=0,
-    read=keep_cls,
-    reads="cls in float32",
     autocast=None,
 ):
-    """Run F over the data and write read([CLS] (rows, l, d), logits (rows, C)) to `folder`, chunk
-    by chunk.
+    """Run F over the data and write what `Backbone.states` gives to `folder`, chunk by chunk.
 
-    Goes on where an interrupted run was; the result is the same. Under `accelerate launch` the
-    processes share the chunks. `reads` names what `read` computes: a folder made from another
-    model, tokenizer or data, or for another use, is made again from the start.
+    Goes on where an interrupted run was; the result is the same, and a chunk that was damaged is
+    made again. Under `accelerate launch` the processes share the chunks. A folder made from another
+    model, tokenizer or data is made again from the start.
+
+    Numbers are kept in float32. Half precision would halve the disk, and ruin the heads: the first
+    layers of a BERT have coordinates that hardly differ from input to input, so what is left of
+    them after rounding is not what a head meets later.
     """
     folder, max_length = Path(folder), min(max_length, backbone.max_tokens)
     plan = {
         "model": backbone.fingerprint,
         "tokenizer": tokenizer_hash(tokenizer),
         "data": tasks.fingerprint(data),
-        "reads": reads,
+        "holds": "cls and mean in float32",
         "n": len(data),
         "chunk": chunk,
         "seed": seed,
@@ -145,24 +133,20 @@ def extract(
         "autocast": autocast,
     }
     group = processes()
-    if (
-        group.is_main_process
-        and (folder / "plan.json").exists()
-        and json.loads((folder / "plan.json").read_text()) != plan
-    ):
-        shutil.rmtree(folder)
+    if group.is_main_process and read_json(folder / "plan.json") != plan:
+        remove_states(folder)
     if group.is_main_process:
         write_json(folder / "plan.json", plan)
     group.wait_for_everyone()
     states = States(folder)
     mine = range(group.process_index, states.n_chunks, group.num_processes)
-    todo = [i for i in mine if not states.path(i).exists()]
+    todo = [i for i in mine if not states.whole(i)]
     done = sum(len(states.rows(i)) for i in mine) - sum(len(states.rows(i)) for i in todo)
     bar = tqdm(
         total=sum(len(states.rows(i)) for i in mine),
         initial=done,
         unit="inputs",
-        desc=reads,
+        desc="layers of F",
         disable=not todo,
     )
     for i in todo:
@@ -171,20 +155,24 @@ def extract(
         for batch in by_length(rows, tokens):
             with torch.inference_mode():
                 with mixed(autocast, backbone):
-                    cls, logits = backbone.states(
+                    values = backbone.states(
                         collate(tokenizer, [rows[j] for j in batch], backbone.extra_padding)
                     )
-                values = read(cls.float().cpu(), logits.float().cpu())
             for name, value in values.items():
                 if name not in parts:
-                    parts[name] = torch.empty((len(rows), *value.shape[1:]), dtype=value.dtype)
-                parts[name][batch] = value
+                    parts[name] = np.empty((len(rows), *value.shape[1:]), np.float32)
+                parts[name][batch] = value.float().cpu().numpy()
             bar.update(len(batch))
-        with writing(states.path(i)) as aside:
-            save_file(parts, aside)
+        save_arrays(states.path(i), parts, {})
     bar.close()
     group.wait_for_everyone()
     return states
+
+
+def remove_states(folder):
+    """Remove what `extract` left in a folder, and nothing else."""
+    for path in [*folder.glob("[0-9]*.safetensors"), folder / "plan.json"]:
+        path.unlink(missing_ok=True)
 
 
 class States:
@@ -194,7 +182,9 @@ class States:
         self.folder = Path(folder)
         if not (self.folder / "plan.json").exists():
             raise FileNotFoundError(f"no extracted states in {folder}: run extract first")
-        self.plan = json.loads((self.folder / "plan.json").read_text())
+        self.plan = read_json(self.folder / "plan.json")
+        if self.plan is None:
+            raise ValueError(f"{self.folder / 'plan.json'} is damaged: run extract again")
         if backbone is not None and self.plan["model"] != backbone.fingerprint:
             raise ValueError(
                 f"the states in {folder} come from another model than this one: extract them again"
@@ -202,6 +192,7 @@ class States:
         self.n, self.chunk = self.plan["n"], self.plan["chunk"]
         self.n_chunks = -(-self.n // self.chunk)
         self._order = np.random.default_rng(self.plan["seed"]).permutation(self.n)
+        self._checked: set[int] = set()  # chunks whose numbers were compared with their hash
 
     def __len__(self):
         return self.n
@@ -220,8 +211,20 @@ class States:
                 f"{self.folder} is not complete, chunk {i} of {self.n_chunks} is missing: run"
                 " extract again"
             )
+        if i not in self._checked:
+            arrays, _ = load_arrays(self.path(i))
+            self._checked.add(i)
+            return [torch.from_numpy(arrays[name]) for name in names]
         with safe_open(self.path(i), framework="pt") as file:
             return [file.get_tensor(name) for name in names]
+
+    def whole(self, i):
+        """Whether chunk i is there, whole and unchanged."""
+        try:
+            self.read(i)
+        except ValueError:
+            return False
+        return True
 
     def gather(self, name):
         """One tensor of all chunks, in the order of the data: for what is small."""

@@ -1,0 +1,152 @@
+"""Early predictions and their confidence for the rows still there, layer after layer: F_k and M_k
+of cats.model.exits, one layer at a time.
+"""
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cats.model.exits import Heads, Meta
+from cats.stats import measures
+
+if TYPE_CHECKING:
+    from cats.runtime.cat import CAT
+
+
+class Exit(NamedTuple):
+    """What the runtime needs of one layer's head and meta classifier."""
+
+    w_p: Tensor  # (width, d_e)
+    b_p: Tensor
+    w_o: Tensor  # (d_e, C), temperature folded in
+    b_o: Tensor
+    w_1: Tensor  # (inputs, units)
+    b_1: Tensor
+    w_2: Tensor  # (units,)
+    b_2: Tensor
+    w_h: Tensor | None = None  # (k-1 times C, d_e), of heads with history
+
+    @classmethod
+    def of(cls, heads: Heads, meta: Meta, k: int) -> "Exit":
+        return cls(**heads.layer(k), **meta.layer(k))
+
+
+def top_two(logits: list[float]) -> tuple[int, float, float]:
+    """The class, its probability, and its distance to the second largest, of one row of logits.
+
+    In plain Python: an operation on tensors after a layer of F, when its code is no longer in the
+    caches, takes longer than a few classes do (3 to 6 % of a layer for one input alone).
+    """
+    if len(logits) == 2:  # what follows, in a third of the time
+        odds = math.exp(-abs(logits[1] - logits[0]))
+        total = 1 + odds
+        return int(logits[1] > logits[0]), 1 / total, (1 - odds) / total
+    top = max(logits)
+    odds_of = [math.exp(value - top) for value in logits]
+    total, which = sum(odds_of), logits.index(top)
+    odds_of.sort()
+    return which, 1 / total, (1 - odds_of[-2]) / total
+
+
+class Scorer:
+    """What scoring remembers of some rows, and their scores at the next layer.
+
+    It runs on the host, whatever device F runs on: heads are tiny, and the decision to leave is
+    taken there anyway. Products by torch and not by NumPy, whose BLAS has threads of its own, which
+    go on spinning and take the cores from F's layers.
+
+    A row with a NaN scores NaN, which exceeds no threshold: it goes on to F.
+    """
+
+    def __init__(self, cat: "CAT", measure: str, n: int):
+        heads, meta = cat.heads, cat.meta
+        self.cat, self.measure = cat, measure
+        self.history, self.early, self.d_e = heads.history, heads.early, heads.d_e
+        self.classes = heads.n_outputs
+        # whether a layer's score depends on the layers before it: then heads run at every layer
+        remembers = measure == "meta" and "history" not in meta.drop
+        self.needs_all = self.history or measure in ("kl", "patience") or remembers
+        # the meta classifiers' inputs, in one buffer; their history fills up as layers pass
+        self.x = np.zeros((n, meta.inputs), np.float32)
+        self.inputs = torch.from_numpy(self.x)  # the same memory
+        # logits of the layers before, for heads with history
+        self.past = np.zeros((n, 0), np.float32) if self.history else None
+        self.streak: np.ndarray | int = 0  # for patience
+        self.before: np.ndarray | None = None  # logits of the layer before
+
+    def keep(self, rows: list[int]) -> None:
+        """Forget the rows that have left."""
+        for name, value in self._remembered():
+            setattr(self, name, value[rows])
+        self.inputs = torch.from_numpy(self.x)
+
+    def join(self, other: "Scorer") -> None:
+        """Take in the rows of another, which has come as far."""
+        for name, value in self._remembered():
+            setattr(self, name, np.concatenate([value, getattr(other, name)]))
+        self.inputs = torch.from_numpy(self.x)
+
+    def _remembered(self) -> list[tuple[str, np.ndarray]]:
+        names = ("x", "past", "streak", "before")
+        values = [(name, getattr(self, name)) for name in names]
+        return [(name, value) for name, value in values if isinstance(value, np.ndarray)]
+
+    def __call__(self, k: int, x: Tensor) -> tuple[list[list[float]], list[float]]:
+        """Logits with temperature, row by row, and scores, of layer k, counted from 1, from what
+        heads read (rows, width) in float32.
+        """
+        exit = self.cat.exits[k - 1]
+        hidden = torch.addmm(exit.b_p, x, exit.w_p)
+        if self.history:
+            hidden += torch.from_numpy(self.past) @ exit.w_h
+        # in the place where a meta classifier reads it
+        hidden = torch.tanh(hidden, out=self.inputs.narrow(1, self.early, self.d_e))
+        logits = torch.addmm(exit.b_o, hidden, exit.w_o).tolist()
+        if self.history:
+            self.past = np.concatenate([self.past, np.array(logits, np.float32)], axis=1)
+        if self.measure == "meta":
+            return logits, self._meta(k, logits, exit)
+        if self.measure in ("sm", "diff"):
+            place = 1 if self.measure == "sm" else 2
+            return logits, [top_two(row)[place] for row in logits]
+        now = np.array(logits, np.float32)
+        scores = self._from_logits(now)
+        scores[np.isnan(now).any(1)] = np.nan
+        self.before = now
+        return logits, scores.tolist()
+
+    def _meta(self, k: int, logits: list[list[float]], exit: Exit) -> list[float]:
+        """M_k: features and Meta of cats.model.exits for one layer."""
+        now = self.x[:, self.early + self.d_e :]  # prediction and margins
+        if self.classes == 1:
+            now[:] = confidence = logits
+        else:
+            found = [top_two(row) for row in logits]
+            now[:, :-2] = 0.0
+            for i, (which, _, _) in enumerate(found):
+                if which:
+                    now[i, which - 1] = 1.0
+            now[:, -2:] = [one[1:] for one in found]
+            confidence = [one[1:2] for one in found]
+        units = torch.addmm(exit.b_1, self.inputs, exit.w_1)
+        self.x[:, k - 1 : k] = confidence
+        return torch.addmv(exit.b_2, units.relu_(), exit.w_2).sigmoid_().tolist()
+
+    def _from_logits(self, logits: np.ndarray) -> np.ndarray:
+        if self.measure == "patience":
+            if self.before is not None:
+                if self.cat.table.regression:
+                    same = abs(logits - self.before)[:, 0] <= self.cat.table.tau
+                else:
+                    same = logits.argmax(1) == self.before.argmax(1)
+                self.streak = (self.streak + 1) * same
+            return self.streak / self.early + np.zeros(len(logits))
+        if self.measure == "kl" and self.before is None:
+            return np.zeros(len(logits))
+        # the table's own function on this layer alone; its last layer, F, is not read
+        before = logits if self.before is None else self.before
+        stack = np.stack([before, logits, logits], axis=1).astype(float)
+        return getattr(measures, self.measure)(stack)[:, 1]
