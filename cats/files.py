@@ -5,12 +5,14 @@ import json
 import os
 import platform
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]  # the repository; installs are editable
 DATA, BUILD = ROOT / "data", ROOT / "build"
-FIGURES = Path(os.environ.get("CATS_FIGURES", ROOT / "figures"))
+COMMITTED = ROOT / "figures"  # made by the batch, which says so in CATS_FIGURES
+FIGURES = Path(os.environ.get("CATS_FIGURES", BUILD / "figures"))  # by hand: replaces nothing
 
 
 @contextmanager
@@ -41,3 +43,21 @@ def write_json(path, content):
 def sha256(path):
     """The hash of a file."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def shown(path):
+    """A path as a reader of the repository would write it."""
+    path = Path(path)
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def results(pattern):
+    """Results by name, in order: those of this run, or the committed ones where it has none."""
+    return sorted(FIGURES.glob(pattern)) or sorted(COMMITTED.glob(pattern))
+
+
+@cache
+def announce(folder):
+    """Say once where results go that are not the batch's."""
+    if "CATS_FIGURES" not in os.environ:
+        print(f"Results go to {shown(folder)}/. Those in figures/ are made by the batch: make figures")

@@ -3,9 +3,10 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
+from IPython.display import Markdown
 
 from cats.evaluation import summary
-from cats.files import FIGURES, versions, write_json, writing
+from cats.files import FIGURES, announce, versions, write_json, writing
 
 # Okabe and Ito's colours, safe for colour-blind readers; methods that do not promise epsilon are dashed
 COLOURS = {
@@ -34,8 +35,14 @@ def use_style():
     )
 
 
-def save(name, figure=None, data=None, parameters=None, inputs=None):
-    """Write figures/NAME.png, .pdf, .csv and .json (parameters, versions, hashes of the inputs); returns the PNG's path."""
+def save(name, figure=None, data=None, parameters=None, inputs=None, measured=None):
+    """Write figures/NAME.png, .pdf, .csv and .json (parameters, versions, hashes of the inputs); returns the PNG's path.
+
+    measured  for results in seconds: the machine, the date and the repeats (`timing.measured_here`)
+
+    The batch says where figures/ is (CATS_FIGURES); a notebook run by hand writes to build/figures.
+    """
+    announce(FIGURES)
     undated = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}}  # the same bytes every time
     for kind, metadata in undated.items() if figure is not None else ():
         with writing(FIGURES / f"{name}.{kind}") as path:
@@ -44,11 +51,12 @@ def save(name, figure=None, data=None, parameters=None, inputs=None):
         with writing(FIGURES / f"{name}.csv") as path:
             data.to_csv(path, index=False, float_format="%.6g")
     made = {"parameters": parameters or {}, "inputs": inputs or {}, "versions": versions("matplotlib", "seaborn")}
+    made |= {"measured": measured} if measured else {}
     write_json(FIGURES / f"{name}.json", made)
     return FIGURES / f"{name}.png"
 
 
-def save_table(name, data, shown=None, grey=(), parameters=None, inputs=None):
+def save_table(name, data, shown=None, grey=(), parameters=None, inputs=None, measured=None):
     """Write figures/NAME.csv (the numbers), .md and .tex (booktabs; as shown) and .json; returns the table to look at.
 
     data   a tidy frame of numbers
@@ -62,8 +70,15 @@ def save_table(name, data, shown=None, grey=(), parameters=None, inputs=None):
     with writing(FIGURES / f"{name}.tex") as path:
         latex = style.format(escape="latex").format_index(escape="latex", axis=1)
         path.write_text(latex.to_latex(hrules=True, convert_css=True, column_format="l" * len(shown.columns)))
-    save(name, data=data, parameters=parameters, inputs=inputs)
+    save(name, data=data, parameters=parameters, inputs=inputs, measured=measured)
     return style
+
+
+def save_reading(name, text):
+    """Write figures/NAME.md, a reading in seconds, which is kept with its numbers; returns it to look at."""
+    with writing(FIGURES / f"{name}.md") as path:
+        path.write_text(text + "\n")
+    return Markdown(text)
 
 
 def consistency_and_layers(frame, n_layers=None, title="", by=None, style="method"):
