@@ -20,7 +20,7 @@ import yaml
 
 import batches
 
-TIMED = ["25_efficiency*", "26_comparison*", "index.html"]  # seconds differ from run to run: in these notebooks, and where the page quotes them
+TIMED = ["25_efficiency*", "26_comparison*", "index.html", "here"]  # seconds differ from run to run: in these notebooks, and where the page quotes them
 
 CONFIGURATION = """\
 ClusterName=cats
