@@ -80,7 +80,7 @@ rule gallery:
         mem_mb=2000,
         runtime=10,
     shell:
-        "python -m cats.gallery {FIGURES} {input.executed:q}" + (" && python -m cats.gallery {HERE} {params.measured:q}" if len(PAGES) > 1 else "")
+        "python -m cats.paper.site {FIGURES} {input.executed:q}" + (" && python -m cats.paper.site {HERE} {params.measured:q}" if len(PAGES) > 1 else "")
 
 
 def whole(run):
@@ -99,7 +99,7 @@ def parameters(wildcards):
 rule notebook:
     input:
         notebook="notebooks/{notebook}.ipynb",
-        package=glob("cats/*.py"),
+        package=glob("cats/**/*.py", recursive=True),
         tables=glob(f"{TABLES}/manifest.json") + glob("data/paper/*.csv"),  # the manifest holds the tables' hashes
         runs=lambda wildcards: SCORED if wildcards.notebook in AFTER_RUNS else [],
     params:
@@ -163,13 +163,13 @@ def launch(wildcards):
     if "launch" not in config:
         return ""
     values = {name: value for name, value in json.loads(settings(wildcards)).items() if name != "ship"}
-    return f"(cd notebooks && {config['launch']} -m cats.pipeline {shlex.quote(json.dumps(values))} --until {STEP[wildcards.stage]}) && "
+    return f"(cd notebooks && {config['launch']} -m cats.train.run {shlex.quote(json.dumps(values))} --until {STEP[wildcards.stage]}) && "
 
 
 rule stage:
     input:
         notebook="notebooks/{stage}.ipynb",
-        package=glob("cats/*.py"),
+        package=glob("cats/**/*.py", recursive=True),
         before=before,
     params:
         values=settings,

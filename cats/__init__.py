@@ -1,6 +1,8 @@
-"""Confident Adaptive Transformers: early exits that provably agree with the full model (Schuster et al., EMNLP 2021)."""
+"""Confident Adaptive Transformers: early exits that provably agree with the full model (Schuster et
+al., EMNLP 2021).
+"""
 
-from cats.calibration import (
+from cats.stats.calibrators import (
     METHODS,
     CalibrationWarning,
     calibrate,
@@ -10,10 +12,10 @@ from cats.calibration import (
     exit_layers,
     smallest_epsilon,
 )
-from cats.evaluation import evaluate, oracle_exits, summary
-from cats.measures import MEASURES
-from cats.synthetic import Synthetic
-from cats.tables import ScoreTable
+from cats.stats.measures import MEASURES
+from cats.stats.synthetic import Synthetic
+from cats.stats.table import ScoreTable
+from cats.stats.trials import evaluate, oracle_exits, summary
 
 __version__ = "0.1.0"
 
@@ -21,7 +23,7 @@ __version__ = "0.1.0"
 def __getattr__(name):
     """CAT needs torch; everything else here does not, and should not wait for it."""
     if name == "CAT":
-        from cats.cat import CAT
+        from cats.runtime.cat import CAT
 
         return CAT
     raise AttributeError(f"module 'cats' has no attribute {name!r}")

@@ -1,8 +1,10 @@
-"""The batch from start to end: one at a time in a folder, and at the end in plain words what came of it.
+"""The batch from start to end: one at a time in a folder, and at its end, in plain words, what came
+of it.
 
-    python -m cats.batch notebooks/profiles/demo.yaml --cores 2                  what `make figures` does
-    python -m cats.batch notebooks/profiles/demo.yaml --cores 2 10_calibration   one notebook and what it needs
-    python -m cats.batch notebooks/profiles/demo.yaml --record                   what `make record` does
+    profile=notebooks/profiles/demo.yaml
+    python -m cats.batch $profile --cores 2                  what `make figures` does
+    python -m cats.batch $profile --cores 2 10_calibration   one notebook and what it needs
+    python -m cats.batch $profile --record                   what `make record` does
 
 What follows the profile goes to Snakemake: options, files to make, or notebooks by name.
 """
@@ -21,7 +23,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
-from cats.files import writing
+from cats._io import writing
 
 LOCK = Path("build/batch.lock")
 DRY = {"-n", "--dry-run", "--dryrun"}
@@ -31,7 +33,8 @@ DRY = {"-n", "--dry-run", "--dryrun"}
 def alone(lock=LOCK):
     """Hold the folder for one batch; the file to write to, which says who holds it.
 
-    The system keeps the lock for as long as a process has the file open: a batch that is killed leaves none behind.
+    The system keeps the lock for as long as a process has the file open: a batch that is killed
+    leaves none behind.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "a+") as file:
@@ -39,8 +42,9 @@ def alone(lock=LOCK):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
+            who = file.read().strip() or "it has only just started"
             sys.exit(
-                f"Another batch is running in this folder: {file.read().strip() or 'it has only just started'}."
+                f"Another batch is running in this folder: {who}."
                 " Wait until it is done, or end it and start again: what it has done is kept."
             )
         yield file
@@ -51,7 +55,8 @@ def run(profile, arguments):
     """Snakemake with a profile; its exit code."""
     content = yaml.safe_load(Path(profile).read_text())
     named = {name: f"build/{content['profile']}/{name}.ipynb" for name in content["parameters"]}
-    # --nolock: the lock is ours; --rerun-incomplete: half-made outputs are made again. Targets must not follow --configfile
+    # --nolock: the lock is ours; --rerun-incomplete: half-made outputs are made again
+    # what we are given comes last: a target right after --configfile would be taken for another one
     command = [
         sys.executable,
         "-m",
@@ -83,7 +88,9 @@ def run(profile, arguments):
 
 
 def wait(process):
-    """The exit code; an interrupt from the keyboard has reached Snakemake as well, which ends its jobs first."""
+    """The exit code; an interrupt from the keyboard has reached Snakemake, too, which ends its jobs
+    first.
+    """
     while True:
         try:
             return process.wait()
@@ -100,7 +107,10 @@ def closing(content, code, start):
     yield from differences(figures)
     here = figures / "here"
     if content.get("alone") and (here / "index.html").exists():
-        yield f"What this machine measured in seconds is in {here}/, beside the record in {figures}/ (make record renews it)."
+        yield (
+            f"What this machine measured in seconds is in {here}/, beside the record in {figures}/"
+            " (make record renews it)."
+        )
     if not code and (figures / "index.html").exists():
         yield f"Everything on one page: {figures}/index.html"
 
@@ -108,7 +118,8 @@ def closing(content, code, start):
 def failures(folder, start):
     """The notebooks that failed since `start`, and where their tracebacks are.
 
-    A log without an executed notebook beside it: Snakemake takes away what a failed job has made, and leaves its log.
+    They have a log without an executed notebook beside it: Snakemake takes away what a failed job
+    has made, and leaves its log.
     """
     logs = [
         path
@@ -129,7 +140,8 @@ def failures(folder, start):
         else:
             stopped.append(log.stem + run)
     if failed:
-        yield f"{len(failed)} notebook{'s' * (len(failed) > 1)} failed, and what depends on them was not run:"
+        count = "1 notebook" if len(failed) == 1 else f"{len(failed)} notebooks"
+        yield f"{count} failed, and what depends on them was not run:"
         yield from failed
     if stopped:
         yield f"Stopped in the middle: {', '.join(stopped)}."
@@ -139,7 +151,7 @@ def failures(folder, start):
 
 
 def first_error(path):
-    """The first error in a notebook, in one line; None if there is none, or it was only interrupted."""
+    """The first error in a notebook, in one line; None if there is none but an interrupt."""
     try:
         cells = nbformat.read(path, as_version=4).cells
     except Exception:  # killed while it was written
@@ -162,7 +174,9 @@ def git(*arguments):
 
 
 def differences(figures):
-    """How the figures differ from the committed ones; silent where none are committed, as in a copy without git."""
+    """How the figures differ from the committed ones; silent where none are, as in a copy without
+    git.
+    """
     committed = git("ls-files", "--", str(figures))
     if not committed:
         return
@@ -171,7 +185,8 @@ def differences(figures):
     if not changed:
         yield f"All {len(committed)} files in {figures}/ are as committed."
     else:
-        yield f"{len(changed)} of {len(committed)} files differ from the committed ones: {', '.join(changed)}"
+        count = f"{len(changed)} of {len(committed)} files differ"
+        yield f"{count} from the committed ones: {', '.join(changed)}"
         yield f"  (git diff shows how; git checkout {figures} brings the committed ones back)"
     if new:
         yield f"{len(new)} new: {', '.join(new)}"
@@ -192,7 +207,8 @@ def record(profile):
             with writing(figures / path.name) as aside:
                 shutil.copyfile(path, aside)
     print(
-        f"{len(found)} files from {source}/ are the record now. make figures puts them on the page; put the README in step."
+        f"{len(found)} files from {source}/ are the record now. make figures puts them on the page;"
+        " put the README in step."
     )
 
 
@@ -201,7 +217,7 @@ def main(arguments):
     if not Path(profile).exists():
         there = ", ".join(sorted(path.stem for path in Path("notebooks/profiles").glob("*.yaml")))
         sys.exit(
-            f"There is no profile {profile}: make figures PROFILE=NAME, where NAME is one of {there}."
+            f"There is no profile {profile}: make figures PROFILE=NAME, NAME being one of {there}."
         )
     if rest == ["--record"]:
         return record(profile)

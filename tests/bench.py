@@ -10,25 +10,29 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import oracles
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-import oracles
-from cats import Synthetic, calibrate, evaluate, exit_layers, tasks, timing
-from cats.backbone import Backbone
-from cats.cat import fresh
-from cats.extraction import States, collate, extract, tokenise
-from cats.files import write_json
-from cats.heads import train_heads
-from cats.training import fresh_model, tokenizer_of
+from cats import Synthetic, calibrate, evaluate, exit_layers
+from cats._io import write_json
+from cats.model.backbone import Backbone
+from cats.model.heads import train_heads
+from cats.paper import timing
+from cats.runtime.cat import fresh
+from cats.train import tasks
+from cats.train.finetune import fresh_model, tokenizer_of
+from cats.train.states import States, collate, extract, tokenise
 
 EPSILONS = [round(0.05 * i, 2) for i in range(1, 20)]
 
 
 def evaluation(n=25_000, layers=24, trials=25, sample=1_000):
-    """`evaluate` against the paper's algorithm run input by input: that is timed on `sample` inputs and three epsilons,
-    and scaled. Two sets of six methods: without search, and with `naive`, whose search the paper's Appendix C.1 does by trial."""
+    """`evaluate` against the paper's algorithm run input by input: that is timed on `sample` inputs
+    and three epsilons, and scaled. Two sets of six methods: without search, and with `naive`, whose
+    search the paper's Appendix C.1 does by trial.
+    """
     table = Synthetic(layers=layers).table(n)
     small = table.take(np.arange(sample))
     scores, consistent, predictions = small.scores("meta"), small.consistent, small.predictions
@@ -38,24 +42,38 @@ def evaluation(n=25_000, layers=24, trials=25, sample=1_000):
         taus = getattr(oracles, method)(scores[:cut], consistent[:cut], epsilon)
         exits = [oracles.predict(scores[i], taus) for i in range(cut, sample)]
         agree = np.mean([oracles.agrees(consistent[i], k) for i, k in enumerate(exits, cut)])
-        right = np.mean([predictions[i, k - 1] == small.labels[i] for i, k in enumerate(exits, cut)])
+        right = np.mean(
+            [predictions[i, k - 1] == small.labels[i] for i, k in enumerate(exits, cut)]
+        )
         return agree, right, np.mean(exits)
 
     print(f"evaluate: {n:,} inputs, {layers} layers, {trials} trials, {len(EPSILONS)} epsilons")
     plain = ["static", "threshold", "independent", "shared", "shared_all", "first_exit"]
     for methods in (plain, ["static", "threshold", "naive", "independent", "shared", "first_exit"]):
-        fast = min(timing.seconds(lambda: evaluate(table, methods, ["meta"], EPSILONS, trials)) for _ in range(3))
-        pieces = [min(timing.seconds(lambda: slow(m, e)) for _ in range(2)) for m in methods for e in (0.05, 0.5, 0.95)]
+        fast = min(
+            timing.seconds(lambda: evaluate(table, methods, ["meta"], EPSILONS, trials))
+            for _ in range(3)
+        )
+        pieces = [
+            min(timing.seconds(lambda: slow(m, e)) for _ in range(2))
+            for m in methods
+            for e in (0.05, 0.5, 0.95)
+        ]
         whole = sum(pieces) / 3 * len(EPSILONS) * trials * n / sample
         print(f"  {', '.join(methods)}")
-        print(f"    evaluate {fast:.2f} s, input by input {whole:,.0f} s: {whole / fast:,.0f} times faster")
+        print(
+            f"    evaluate {fast:.2f} s, input by input {whole:,.0f} s: {whole / fast:,.0f} times"
+            " faster"
+        )
     print(f"  peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
 
 
 def heads(rows=2048, batch_size=64, epochs=5):
-    """All early heads together from extracted states, against one layer at a time with the backbone in the loop.
+    """All early heads together from extracted states, against one layer at a time with the backbone
+    in the loop.
 
-    The same number of updates, the same batch size and rate; extraction counts as part of the fast way.
+    The same number of updates, the same batch size and rate; extraction counts as part of the fast
+    way.
     """
     task = tasks.find("sentiment")
     torch.manual_seed(0)
@@ -64,16 +82,29 @@ def heads(rows=2048, batch_size=64, epochs=5):
     labels = np.array(data["label"][:])
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        states = extract(backbone, tokenizer, data, task.columns, Path(folder) / "s", max_length=task.max_length, chunk=batch_size)
+        states = extract(
+            backbone,
+            tokenizer,
+            data,
+            task.columns,
+            Path(folder) / "s",
+            max_length=task.max_length,
+            chunk=batch_size,
+        )
         _, losses = train_heads(states, 2, labels, epochs=epochs, batch_size=batch_size)
         fast = time.perf_counter() - start
 
     tokens, slow, ends = tokenise(tokenizer, data, task.columns, task.max_length), 0.0, []
     for k in range(1, backbone.n_layers):
         torch.manual_seed(0)
-        norm = nn.BatchNorm1d(backbone.hidden_size, affine=False)  # what standardising does for the extracted states
+        norm = nn.BatchNorm1d(
+            backbone.hidden_size, affine=False
+        )  # what standardising does for the extracted states
         head = nn.Sequential(norm, nn.Linear(backbone.hidden_size, 32), nn.Tanh(), nn.Linear(32, 2))
-        optimizer, updates = torch.optim.AdamW(head.parameters(), lr=1e-3, weight_decay=0.01), epochs * -(-rows // batch_size)
+        optimizer, updates = (
+            torch.optim.AdamW(head.parameters(), lr=1e-3, weight_decay=0.01),
+            epochs * -(-rows // batch_size),
+        )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / updates)
         start = time.perf_counter()
         for _ in range(epochs):
@@ -92,13 +123,24 @@ def heads(rows=2048, batch_size=64, epochs=5):
                 total += loss.item() * len(batch) / rows
         slow += time.perf_counter() - start
         ends.append(total)
-    print(f"early heads: {backbone.n_layers - 1} layers, {rows:,} inputs, {epochs} epochs of batches of {batch_size}")
-    print(f"  together from extracted states {fast:.1f} s (extraction included), one layer at a time {slow:.1f} s: {slow / fast:.0f} times faster")
-    print(f"  mean loss {losses[-1].mean():.4f} and {np.mean(ends):.4f}; largest difference at a layer {np.abs(losses[-1].numpy() - ends).max():.4f}")
+    print(
+        f"early heads: {backbone.n_layers - 1} layers, {rows:,} inputs, {epochs} epochs of batches"
+        f" of {batch_size}"
+    )
+    print(
+        f"  together from extracted states {fast:.1f} s (extraction included), one layer at a time"
+        f" {slow:.1f} s: {slow / fast:.0f} times faster"
+    )
+    print(
+        f"  mean loss {losses[-1].mean():.4f} and {np.mean(ends):.4f}; largest difference at a"
+        f" layer {np.abs(losses[-1].numpy() - ends).max():.4f}"
+    )
 
 
 def memory(n=25_000, layers=24, d=2048, chunk=512):
-    """Peak memory of head training on states the size of Albert-xlarge's, beyond what importing everything takes."""
+    """Peak memory of head training on states the size of Albert-xlarge's, beyond what importing
+    everything takes.
+    """
     with tempfile.TemporaryDirectory(dir=".") as folder:
         folder = Path(folder)
         write_json(folder / "plan.json", {"model": "random", "n": n, "chunk": chunk, "seed": 0})
@@ -109,29 +151,45 @@ def memory(n=25_000, layers=24, d=2048, chunk=512):
             save_file({"cls": one[:size].clone(), "logits": torch.randn(size, 2)}, states.path(i))
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**30
         peak = in_a_process(_train_from, folder, n)
-    print(f"memory: {n:,} inputs, {layers} layers, hidden size {d}, {size:.1f} GiB of states, chunks of {chunk}")
+    print(
+        f"memory: {n:,} inputs, {layers} layers, hidden size {d}, {size:.1f} GiB of states, chunks"
+        f" of {chunk}"
+    )
     print(f"  peak of one epoch of head training {peak:.2f} GiB, all of Python and torch included")
 
 
 def runtime(tokens=64):
-    """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; in turns, medians over repeats and their range."""
+    """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; in
+    turns, medians over repeats and their range.
+    """
     for name in ("BERT 12 x 384", "MobileBERT 24 x 512"):
         for size, n, repeats in ((1, 60, 21), (32, 256, 11)):
             found = in_a_process(_replayed, name, n, tokens, size, repeats)
             low, high = found.ratios.min() / found.share, found.ratios.max() / found.share
-            print(f"runtime: {name}, {tokens} tokens, batch {size}: T_G/T_F {found.ratio:.3f}, layers_G/l {found.share:.3f},", end=" ")
+            print(
+                f"runtime: {name}, {tokens} tokens, batch {size}: T_G/T_F {found.ratio:.3f},"
+                f" layers_G/l {found.share:.3f},",
+                end=" ",
+            )
             print(f"quotient {found.ratio / found.share:.3f} ({low:.3f} to {high:.3f})")
             for which, times in (("F", found.full), ("G", found.early)) if size == 1 else ():
                 p50, p95 = np.quantile(np.median(times, axis=0), [0.5, 0.95]) * 1e3  # over inputs
                 print(f"    {which} latency: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
         held = [in_a_process(_held, name, which) for which in ("full", "early")]
         print("    tensors held at batch 32: F {:.1f} and G {:.1f} MiB".format(*held))
-        peaks = [[in_a_process(_peak, name, which) for which in ("full", "early")] for _ in range(3)]
-        print("    peak memory of a process at batch 32 beyond the loaded model, three times:", ", ".join(f"F {f:.0f} and G {g:.0f} MiB" for f, g in peaks))
+        peaks = [
+            [in_a_process(_peak, name, which) for which in ("full", "early")] for _ in range(3)
+        ]
+        print(
+            "    peak memory of a process at batch 32 beyond the loaded model, three times:",
+            ", ".join(f"F {f:.0f} and G {g:.0f} MiB" for f, g in peaks),
+        )
 
 
 def _replayed(name, n, *how):
-    """In a process of its own: how fast F is depends on the heap that whatever ran before has left, by a tenth at batch size 32."""
+    """In a process of its own: how fast F is depends on the heap that whatever ran before has left,
+    by a tenth at batch size 32.
+    """
     torch.manual_seed(0)
     cat = timing.untrained(name)
     table = Synthetic(layers=cat.backbone.n_layers).table(2000)
@@ -140,8 +198,12 @@ def _replayed(name, n, *how):
 
 
 def even(cat, which, batch_size, tokens=64):
-    """F ("full") or the CAT ("early") on four batches' inputs, which exit at all layers alike: to run, and measure the memory of."""
-    cut = lambda size: ({"input_ids": ids} for ids in torch.full((4 * batch_size, tokens), 1000).split(size))
+    """F ("full") or the CAT ("early") on four batches' inputs, which exit at all layers alike: to
+    run, and measure the memory of.
+    """
+    cut = lambda size: (
+        {"input_ids": ids} for ids in torch.full((4 * batch_size, tokens), 1000).split(size)
+    )
     l = cat.backbone.n_layers
 
     def full():
@@ -149,13 +211,19 @@ def even(cat, which, batch_size, tokens=64):
             [cat.backbone.model(**batch) for batch in cut(batch_size)]
 
     def early():
-        cat.run(cut(fresh(batch_size)), np.full(l - 1, np.inf), decide=lambda k, scores, rows: [row % l + 1 == k for row in rows])
+        cat.run(
+            cut(fresh(batch_size)),
+            np.full(l - 1, np.inf),
+            decide=lambda k, scores, rows: [row % l + 1 == k for row in rows],
+        )
 
     return {"full": full, "early": early}[which]
 
 
 def _held(name, which):
-    """Tensors held at batch size 32, beyond the model itself, in MiB; in a process of its own, as a profiler may leave something behind."""
+    """Tensors held at batch size 32, beyond the model itself, in MiB; in a process of its own, as a
+    profiler may leave something behind.
+    """
     return timing.live(even(timing.untrained(name), which, 32)) / 2**20
 
 

@@ -1,4 +1,6 @@
-"""Tests are offline and single-threaded: tiny tensors gain nothing from more, and results do not depend on the machine."""
+"""Tests are offline and single-threaded: tiny tensors gain nothing from more, and results do not
+depend on the machine.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""Slow and obvious: the paper's pseudo-code, input by input and layer by layer, in exact arithmetic."""
+"""Slow and obvious: the paper's pseudo-code, input by input and layer by layer, in exact
+arithmetic.
+"""
 
 from fractions import Fraction
 from math import comb, inf
@@ -32,7 +34,9 @@ def agrees(consistent, layer):
 
 
 def errors(scores, consistent, thresholds):
-    return sum(not agrees(consistent[i], predict(scores[i], thresholds)) for i in range(len(scores)))
+    return sum(
+        not agrees(consistent[i], predict(scores[i], thresholds)) for i in range(len(scores))
+    )
 
 
 def static(scores, consistent, epsilon):
@@ -138,10 +142,15 @@ def ltt(scores, consistent, epsilon, delta=0.01, sequence=()):
 
 
 def oracle_layers(consistent, epsilon):
-    """The fewest layers in all, by trying every way to choose which inputs may be wrong (tiny n only)."""
+    """The fewest layers in all, by trying every way to choose which inputs may be wrong (tiny n
+    only).
+    """
     from itertools import combinations
 
     n, early = consistent.shape
     first = [next((k + 1 for k in range(early) if consistent[i, k]), early + 1) for i in range(n)]
     allowed = int(Fraction(str(epsilon)) * n)
-    return min(sum(1 if i in wrong else first[i] for i in range(n)) for wrong in combinations(range(n), allowed))
+    return min(
+        sum(1 if i in wrong else first[i] for i in range(n))
+        for wrong in combinations(range(n), allowed)
+    )

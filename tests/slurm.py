@@ -1,7 +1,9 @@
-"""The batch on a real Slurm, controller and node on this machine: `make slurm`, or `make slurm PROFILE=short`.
+"""The batch on a real Slurm, controller and node on this machine: `make slurm`, or `make slurm
+PROFILE=short`.
 
-Every notebook is a job; one is killed while it runs and has to be retried; the figures have to be those of a local run. Both runs
-start from nothing, in build/slurm/. The daemons are Debian's, with ports, keys and folders of their own, and end with the run.
+Every notebook is a job; one is killed while it runs and has to be retried; the figures have to be
+those of a local run. Both runs start from nothing, in build/slurm/. The daemons are Debian's, with
+ports, keys and folders of their own, and end with the run.
 """
 
 import getpass
@@ -16,11 +18,15 @@ import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import batches
 import yaml
 
-import batches
-
-TIMED = ["25_efficiency*", "26_comparison*", "index.html", "here"]  # seconds differ from run to run: in these notebooks, and where the page quotes them
+TIMED = [
+    "25_efficiency*",
+    "26_comparison*",
+    "index.html",
+    "here",
+]  # seconds differ from run to run: in these notebooks, and where the page quotes them
 
 CONFIGURATION = """\
 ClusterName=cats
@@ -34,12 +40,14 @@ StateSaveLocation={home}/state
 SlurmdSpoolDir={home}/spool
 SlurmctldPidFile={home}/slurmctld.pid
 SlurmdPidFile={home}/slurmd.pid
-# no cgroups, so that it runs in a container; no database, so that finished jobs have to be remembered for the whole run
+# no cgroups, so that it runs in a container; no database, so that finished jobs have to be
+# remembered for the whole run
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MinJobAge=86400
-# cores are shared out, memory is not: what jobs ask for is meant for a cluster's nodes and may be more than there is here
+# cores are shared out, memory is not: what jobs ask for is meant for a cluster's nodes and may be
+# more than there is here
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
@@ -96,9 +104,14 @@ def slurm(cores):
     key, conf = home / "munge.key", home / "slurm.conf"
     key.touch(0o600)
     key.write_bytes(os.urandom(128))
-    conf.write_text(CONFIGURATION.format(host=host, user=getpass.getuser(), ports=free_ports(2), home=home, cores=cores))
+    conf.write_text(
+        CONFIGURATION.format(
+            host=host, user=getpass.getuser(), ports=free_ports(2), home=home, cores=cores
+        )
+    )
     os.environ["SLURM_CONF"] = str(conf)
-    # inside a job the executor keeps only the SLURM_ variables that it knows, and its srun would look for a cluster's own slurm.conf
+    # inside a job the executor keeps only the SLURM_ variables that it knows, and its srun would
+    # look for a cluster's own slurm.conf
     srun = home / "bin/srun"
     srun.parent.mkdir()
     srun.write_text(f'#!/bin/sh\nSLURM_CONF={conf} exec {shutil.which("srun")} "$@"\n')
@@ -112,7 +125,15 @@ def slurm(cores):
             until("munged", (home / "munge.socket").exists)
             stack.enter_context(daemon(home, "slurmctld", "-D", "-f", str(conf)))
             stack.enter_context(daemon(home, "slurmd", "-D", "-f", str(conf), "-N", host))
-            until("the node", lambda: "idle" in subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True, text=True).stdout)
+            until(
+                "the node",
+                lambda: (
+                    "idle"
+                    in subprocess.run(
+                        ["sinfo", "-h", "-o", "%t"], capture_output=True, text=True
+                    ).stdout
+                ),
+            )
         except SystemExit:
             for log in sorted(home.glob("*.log")):
                 print(f"--- {log.name}", log.read_text()[-3000:], sep="\n", file=sys.stderr)
@@ -132,11 +153,20 @@ def jobs():
 
 @contextmanager
 def batch(folder, profile, *options):
-    """The batch, started in a copy of what it reads; what still runs of it when we are done is killed."""
+    """The batch, started in a copy of what it reads; what still runs of it when we are done is
+    killed.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     batches.copy(folder, "cats", "data", "notebooks", "Snakefile")
-    process = batches.start(folder, f"notebooks/profiles/{profile}.yaml", "--quiet", "rules", *options, start_new_session=True)
+    process = batches.start(
+        folder,
+        f"notebooks/profiles/{profile}.yaml",
+        "--quiet",
+        "rules",
+        *options,
+        start_new_session=True,
+    )
     try:
         yield process
     finally:
@@ -154,7 +184,8 @@ def victim(folder):
 
 def on_cluster(folder, profile):
     """Run the batch as jobs and kill one; returns what is wrong."""
-    # there is no accounting database to ask about jobs, and no need to ask as seldom as a real controller would like
+    # there is no accounting database to ask about jobs, and no need to ask as seldom as a real
+    # controller would like
     options = ["--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "5"]
     killed = None
     with batch(folder, profile, "--profile", "notebooks/profiles/slurm", *options) as process:
@@ -176,15 +207,30 @@ def on_cluster(folder, profile):
 
 def made(folder, profile):
     """Everything in the figures folder that does not hold seconds: name -> bytes."""
-    figures = folder / yaml.safe_load((batches.ROOT / f"notebooks/profiles/{profile}.yaml").read_text()).get("figures", "figures")
-    return {path.name: path.read_bytes() for path in sorted(figures.iterdir()) if not any(path.match(name) for name in TIMED)}
+    figures = folder / yaml.safe_load(
+        (batches.ROOT / f"notebooks/profiles/{profile}.yaml").read_text()
+    ).get("figures", "figures")
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(figures.iterdir())
+        if not any(path.match(name) for name in TIMED)
+    }
 
 
 def main(profile="demo"):
-    missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch", "srun") if not shutil.which(name)]
+    missing = [
+        name
+        for name in ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+        if not shutil.which(name)
+    ]
     if missing:
-        sys.exit(f"slurm: no {', '.join(missing)} here. On Debian or Ubuntu: apt-get install slurm-wlm munge")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("slurm: ended"))  # as an error would, so that the daemons end too
+        sys.exit(
+            f"slurm: no {', '.join(missing)} here. On Debian or Ubuntu: apt-get install slurm-wlm"
+            " munge"
+        )
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("slurm: ended")
+    )  # as an error would, so that the daemons end too
     cores = len(os.sched_getaffinity(0))
     cluster, local = (batches.ROOT / "build/slurm" / name for name in ("cluster", "local"))
     with slurm(cores):
@@ -194,8 +240,13 @@ def main(profile="demo"):
         if process.wait():
             sys.exit("slurm: the batch failed locally")
     ours, theirs = made(cluster, profile), made(local, profile)
-    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    print(f"slurm: {len(theirs)} files in figures/, without {' and '.join(TIMED)}, which hold seconds; different: {', '.join(different) or 'none'}")
+    different = sorted(
+        name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)
+    )
+    print(
+        f"slurm: {len(theirs)} files in figures/, without {' and '.join(TIMED)}, which hold"
+        f" seconds; different: {', '.join(different) or 'none'}"
+    )
     return bool(different) or not theirs
 
 

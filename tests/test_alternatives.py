@@ -1,4 +1,6 @@
-"""8 bits stay near the model, ONNX Runtime equals it, for every shape; and the model itself is untouched."""
+"""8 bits stay near the model, ONNX Runtime equals it, for every shape; and the model itself is
+untouched.
+"""
 
 import copy
 import logging
@@ -8,12 +10,20 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from cats.alternatives import int8, onnx
+from cats.paper.baselines import int8, onnx
 
-SMALL = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
 FAMILIES = {
     "bert": SMALL,
-    "mobilebert": SMALL | {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
+    "mobilebert": (
+        SMALL | {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16}
+    ),
 }
 SHAPES = [(1, 2), (1, 64), (2, 2), (3, 1), (7, 33), (32, 8)]
 
@@ -30,7 +40,11 @@ def classifier(family):
 def batch(rows, tokens):
     lengths = torch.randint((tokens + 1) // 2, tokens + 1, (rows, 1))  # real padding, on the right
     mask = (torch.arange(tokens) < lengths).long()
-    return {"input_ids": torch.randint(1, 100, (rows, tokens)) * mask, "attention_mask": mask, "token_type_ids": 0 * mask}
+    return {
+        "input_ids": torch.randint(1, 100, (rows, tokens)) * mask,
+        "attention_mask": mask,
+        "token_type_ids": 0 * mask,
+    }
 
 
 def errors(model, fast):

@@ -1,6 +1,8 @@
-"""The backbone against Hugging Face's own forward pass: a tiny random model of every family, weights far from default."""
+"""The backbone against Hugging Face's own forward pass: a tiny random model of every family,
+weights far from default.
+"""
 
-from functools import lru_cache
+from functools import cache
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from cats.backbone import FAMILIES, Backbone, Roberta
+from cats.model.backbone import FAMILIES, Backbone, Roberta
 
 TOLERANCE = 1e-5
 SEEN = 1e-3  # what a planted mistake must change at least
@@ -17,27 +19,56 @@ TOKENS = 20  # columns: the last three are padding in every row
 
 BOTH, EAGER = ("sdpa", "eager"), ("eager",)
 SMALL = dict(
-    vocab_size=60, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=40, max_position_embeddings=48
+    vocab_size=60,
+    hidden_size=32,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    intermediate_size=40,
+    max_position_embeddings=48,
 )
-RELATIVE = dict(relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4, max_relative_positions=24)
-MODERN = SMALL | dict(num_hidden_layers=5, local_attention=6, global_attn_every_n_layers=3, pad_token_id=0)
+RELATIVE = dict(
+    relative_attention=True,
+    pos_att_type=["c2p", "p2c"],
+    position_buckets=4,
+    max_relative_positions=24,
+)
+MODERN = SMALL | dict(
+    num_hidden_layers=5, local_attention=6, global_attn_every_n_layers=3, pad_token_id=0
+)
 MOBILE = SMALL | dict(embedding_size=16, true_hidden_size=16, intra_bottleneck_size=16)
 # case: (model_type, attention implementations, config)
 CASES = {
     "albert": ("albert", BOTH, SMALL | dict(embedding_size=16)),
-    "albert-groups": ("albert", BOTH, SMALL | dict(embedding_size=16, num_hidden_groups=2, inner_group_num=2)),
+    "albert-groups": (
+        "albert",
+        BOTH,
+        SMALL | dict(embedding_size=16, num_hidden_groups=2, inner_group_num=2),
+    ),
     "bert": ("bert", BOTH, SMALL),
     "deberta-v2": ("deberta-v2", EAGER, SMALL | dict(type_vocab_size=2, pooler_hidden_size=32)),
     "deberta-v3": (
         "deberta-v2",
         EAGER,
-        SMALL | RELATIVE | dict(norm_rel_ebd="layer_norm", share_att_key=True, position_biased_input=False, pooler_hidden_size=32),
+        SMALL
+        | RELATIVE
+        | dict(
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+            position_biased_input=False,
+            pooler_hidden_size=32,
+        ),
     ),
-    "deberta-conv": ("deberta-v2", EAGER, SMALL | RELATIVE | dict(conv_kernel_size=3, pooler_hidden_size=32)),
+    "deberta-conv": (
+        "deberta-v2",
+        EAGER,
+        SMALL | RELATIVE | dict(conv_kernel_size=3, pooler_hidden_size=32),
+    ),
     "distilbert": (
         "distilbert",
         BOTH,
-        dict(vocab_size=60, dim=32, n_layers=4, n_heads=4, hidden_dim=40, max_position_embeddings=48),
+        dict(
+            vocab_size=60, dim=32, n_layers=4, n_heads=4, hidden_dim=40, max_position_embeddings=48
+        ),
     ),
     "electra": ("electra", BOTH, SMALL | dict(embedding_size=32)),
     "electra-narrow": ("electra", BOTH, SMALL | dict(embedding_size=16)),
@@ -49,7 +80,9 @@ CASES = {
     "xlm-roberta": ("xlm-roberta", BOTH, SMALL | dict(type_vocab_size=2)),
 }
 each_case = pytest.mark.parametrize("case", CASES)
-each_case_and_attention = pytest.mark.parametrize("case, attention", [(c, a) for c, spec in CASES.items() for a in spec[1]])
+each_case_and_attention = pytest.mark.parametrize(
+    "case, attention", [(c, a) for c, spec in CASES.items() for a in spec[1]]
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -60,18 +93,27 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@lru_cache(maxsize=None)
+@cache
 def build(case, attention=None):
-    """A backbone with random weights. Hugging Face starts with zero biases and tiny weights, where most mistakes do not show."""
+    """A backbone with random weights. Hugging Face starts with zero biases and tiny weights, where
+    most mistakes do not show.
+    """
     model_type, implementations, options = CASES[case]
     config = AutoConfig.for_model(model_type, num_labels=3, **options)
-    model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention or implementations[0])
-    size = 0.8 if model_type == "mobilebert" else 1.0  # it has no norms that would keep its states small
+    model = AutoModelForSequenceClassification.from_config(
+        config, attn_implementation=attention or implementations[0]
+    )
+    size = (
+        0.8 if model_type == "mobilebert" else 1.0
+    )  # it has no norms that would keep its states small
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
             scale = size * (0.3 if p.dim() == 1 else p.shape[-1] ** -0.5)
-            p.copy_(scale * torch.randn(p.shape, generator=generator) + (p.dim() == 1 and name.endswith("weight")))  # norms: near 1
+            p.copy_(
+                scale * torch.randn(p.shape, generator=generator)
+                + (p.dim() == 1 and name.endswith("weight"))
+            )  # norms: near 1
     return Backbone(model)
 
 
@@ -83,7 +125,10 @@ def make_batch(backbone, lengths=LENGTHS, tokens=TOKENS, left=False, seed=1):
     length = torch.tensor(lengths)[:, None]
     mask = (position >= tokens - length if left else position < length).long()
     ids = torch.randint(5, config.vocab_size, (rows, tokens), generator=generator)
-    batch = {"input_ids": torch.where(mask.bool(), ids, config.pad_token_id), "attention_mask": mask}
+    batch = {
+        "input_ids": torch.where(mask.bool(), ids, config.pad_token_id),
+        "attention_mask": mask,
+    }
     if getattr(config, "type_vocab_size", 0) > 1:
         batch["token_type_ids"] = mask * (position > length // 2)
     return batch
@@ -91,7 +136,9 @@ def make_batch(backbone, lengths=LENGTHS, tokens=TOKENS, left=False, seed=1):
 
 @torch.inference_mode()
 def run(backbone, batch, keep=lambda k, state: None, trim=True):
-    """Logits after all layers; `keep(k, state)` names the rows to keep after layer k (0: the embeddings), or None for all."""
+    """Logits after all layers; `keep(k, state)` names the rows to keep after layer k (0: the
+    embeddings), or None for all.
+    """
     state = backbone.start(batch)
     for k in range(backbone.n_layers + 1):
         state = backbone.step(state, k) if k else state
@@ -110,7 +157,8 @@ def gap(a, b):
     return (a - b).abs().max().item() if a.numel() else 0.0
 
 
-# ------------------------------------------------------------------------------------------------ equal to Hugging Face
+# ------------------------------------------------------------------------------------------------
+# equal to Hugging Face
 
 
 @each_case_and_attention
@@ -129,7 +177,9 @@ def test_cls_after_every_layer(case, attention):
     backbone = build(case, attention)
     batch = make_batch(backbone)
     hidden = reference(backbone, batch, output_hidden_states=True).hidden_states
-    inner = getattr(backbone.model.config, "inner_group_num", 1)  # Hugging Face lists the modules within an ALBERT layer
+    inner = getattr(
+        backbone.model.config, "inner_group_num", 1
+    )  # Hugging Face lists the modules within an ALBERT layer
     assert len(hidden) == backbone.n_layers * inner + 1
     cls, logits = backbone.states(batch)  # (rows, l, d), (rows, C)
     assert cls.shape == (len(LENGTHS), backbone.n_layers, backbone.hidden_size)
@@ -150,12 +200,17 @@ def test_one_row_without_mask_or_types(case):
 
 @each_case
 def test_a_row_does_not_depend_on_its_batch(case):
-    """So exits decided in a batch are those of the row alone. MobileBERT needs a column of padding for that: see `Bert`."""
+    """So exits decided in a batch are those of the row alone. MobileBERT needs a column of padding
+    for that: see `Bert`.
+    """
     backbone = build(case)
     batch = make_batch(backbone)
     together = run(backbone, batch)
     for padding in 0, 1:
-        alone = [{name: x[i : i + 1, : n + padding] for name, x in batch.items()} for i, n in enumerate(LENGTHS)]
+        alone = [
+            {name: x[i : i + 1, : n + padding] for name, x in batch.items()}
+            for i, n in enumerate(LENGTHS)
+        ]
         difference = gap(torch.cat([run(backbone, row) for row in alone]), together)
         if case == "mobilebert" and not padding:
             assert difference > SEEN
@@ -168,7 +223,11 @@ def test_bool_mask_and_needless_types(case):
     backbone = build(case)
     batch = make_batch(backbone)
     logits = reference(backbone, batch).logits
-    batch = {"token_type_ids": batch["attention_mask"]} | batch | {"attention_mask": batch["attention_mask"].bool()}
+    batch = (
+        {"token_type_ids": batch["attention_mask"]}
+        | batch
+        | {"attention_mask": batch["attention_mask"].bool()}
+    )
     assert gap(run(backbone, batch), logits) < TOLERANCE
 
 
@@ -184,7 +243,8 @@ def test_autocast(case, attention):
     assert gap(kept, logits[rows]) < 0.05 * logits.abs().max()  # bfloat16 has eight bits
 
 
-# ------------------------------------------------------------------------------------------------ rows that leave
+# ------------------------------------------------------------------------------------------------
+# rows that leave
 
 
 @each_case_and_attention
@@ -200,7 +260,9 @@ def test_keep_leaves_the_other_rows_alone(case, attention):
             nonlocal left
             rows = torch.rand(len(left), generator=generator) < 0.75  # bool mask
             rows[torch.randint(len(left), (), generator=generator)] = True
-            rows = rows if k % 2 else rows.nonzero()[:, 0].flip(0)  # or row numbers, in another order
+            rows = (
+                rows if k % 2 else rows.nonzero()[:, 0].flip(0)
+            )  # or row numbers, in another order
             left = left[rows]
             return rows
 
@@ -209,7 +271,9 @@ def test_keep_leaves_the_other_rows_alone(case, attention):
 
 
 @each_case
-@pytest.mark.parametrize("lengths", [[TOKENS] * 6, [TOKENS, 5, TOKENS, 9, 3, TOKENS]], ids=["full", "padded"])
+@pytest.mark.parametrize(
+    "lengths", [[TOKENS] * 6, [TOKENS, 5, TOKENS, 9, 3, TOKENS]], ids=["full", "padded"]
+)
 def test_rows_from_the_end_fill_gaps_in_place(case, lengths):
     backbone = build(case)
     batch = make_batch(backbone, lengths)
@@ -231,7 +295,10 @@ def test_rows_from_the_end_fill_gaps_in_place(case, lengths):
 def test_a_mask_may_be_of_any_type(dtype):
     backbone = build("bert")
     batch = make_batch(backbone, [5, 9])
-    start, other = backbone.start(batch), backbone.start({**batch, "attention_mask": batch["attention_mask"].to(dtype)})
+    start, other = (
+        backbone.start(batch),
+        backbone.start({**batch, "attention_mask": batch["attention_mask"].to(dtype)}),
+    )
     assert other.lengths == start.lengths == [5, 9] and torch.equal(other.mask, start.mask)
 
 
@@ -257,26 +324,38 @@ def test_left_padding_is_not_trimmed(case):
     backbone = build(case)
     batch, rows = make_batch(backbone, left=True), torch.tensor([1, 4])
     expected = reference(backbone, batch).logits[rows]
-    assert gap(run(backbone, batch, lambda k, state: rows if k == 1 else None), expected) < TOLERANCE
+    assert (
+        gap(run(backbone, batch, lambda k, state: rows if k == 1 else None), expected) < TOLERANCE
+    )
     assert backbone.keep(backbone.start(batch), rows).hidden.shape[1] == TOKENS
 
 
 def test_a_row_without_tokens_is_not_trimmed():
-    """Eager attention spreads evenly over the columns when all of them are masked, so there their number matters."""
+    """Eager attention spreads evenly over the columns when all of them are masked, so there their
+    number matters.
+    """
     backbone = build("bert", "eager")
     batch, rows = make_batch(backbone, lengths=[17, 0, 9]), torch.tensor([1, 2])
     expected = reference(backbone, batch).logits[rows]
-    assert gap(run(backbone, batch, lambda k, state: rows if k == 1 else None), expected) < TOLERANCE
+    assert (
+        gap(run(backbone, batch, lambda k, state: rows if k == 1 else None), expected) < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("case", ["albert", "modernbert-mean"])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_exits(case, data):
-    """Rows of any lengths that leave at any layers, as a CAT would have it: each row that stays gets the logits of F."""
+    """Rows of any lengths that leave at any layers, as a CAT would have it: each row that stays
+    gets the logits of F.
+    """
     backbone = build(case)
     lengths = data.draw(st.lists(st.integers(1, TOKENS), min_size=1, max_size=6))
-    exits = data.draw(st.lists(st.integers(0, backbone.n_layers + 1), min_size=len(lengths), max_size=len(lengths)))
+    exits = data.draw(
+        st.lists(
+            st.integers(0, backbone.n_layers + 1), min_size=len(lengths), max_size=len(lengths)
+        )
+    )
     batch = make_batch(backbone, lengths)
     exits = left = torch.tensor(exits)
 
@@ -290,18 +369,25 @@ def test_any_exits(case, data):
     assert gap(logits, reference(backbone, batch).logits[exits > backbone.n_layers]) < TOLERANCE
 
 
-# ------------------------------------------------------------------------------------------------ the checks have power
+# ------------------------------------------------------------------------------------------------
+# the checks have power
 
 
 @each_case
 def test_a_forgotten_mask_is_seen(case, monkeypatch):
     backbone = build(case)
     batch, context = make_batch(backbone), backbone.glue.context
-    monkeypatch.setattr(backbone.glue, "context", lambda hidden, mask, padded: context(hidden, torch.ones_like(mask), padded))
+    monkeypatch.setattr(
+        backbone.glue,
+        "context",
+        lambda hidden, mask, padded: context(hidden, torch.ones_like(mask), padded),
+    )
     assert gap(run(backbone, batch), reference(backbone, batch).logits) > SEEN
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "albert"])  # whose layers are one module
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case != "albert"]
+)  # whose layers are one module
 def test_swapped_layers_are_seen(case, monkeypatch):
     backbone = build(case)
     batch = make_batch(backbone)
@@ -328,7 +414,8 @@ def test_careless_keeping_is_seen(case, monkeypatch):
         assert gap(logits[row], expected[row]) > SEEN
 
 
-# ------------------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------------------------
+# what is refused
 
 
 def tiny(auto, model_type, **options):
@@ -338,7 +425,15 @@ def tiny(auto, model_type, **options):
 @pytest.mark.parametrize(
     "model",
     [
-        lambda: tiny(AutoModelForSequenceClassification, "gpt2", n_embd=8, n_layer=1, n_head=1, vocab_size=9, n_positions=9),
+        lambda: tiny(
+            AutoModelForSequenceClassification,
+            "gpt2",
+            n_embd=8,
+            n_layer=1,
+            n_head=1,
+            vocab_size=9,
+            n_positions=9,
+        ),
         lambda: tiny(AutoModel, "bert", **SMALL),
         lambda: tiny(AutoModelForSequenceClassification, "bert", is_decoder=True, **SMALL),
         lambda: torch.nn.Linear(2, 2),
@@ -355,7 +450,14 @@ def test_unsupported_models(model):
 
 def test_several_labels_an_input_are_refused():
     with pytest.raises(TypeError, match="several labels"):
-        Backbone(tiny(AutoModelForSequenceClassification, "bert", problem_type="multi_label_classification", **SMALL))
+        Backbone(
+            tiny(
+                AutoModelForSequenceClassification,
+                "bert",
+                problem_type="multi_label_classification",
+                **SMALL,
+            )
+        )
 
 
 def test_layers_come_in_order():
@@ -379,7 +481,8 @@ def test_shapes_are_checked():
         backbone.start(batch | {"attention_mask": batch["attention_mask"][:, 1:]})
 
 
-# ------------------------------------------------------------------------------------------------ loading
+# ------------------------------------------------------------------------------------------------
+# loading
 
 
 def test_from_pretrained(tmp_path):
@@ -387,10 +490,17 @@ def test_from_pretrained(tmp_path):
     backbone.model.save_pretrained(tmp_path / "full")
     loaded = Backbone.from_pretrained(tmp_path / "full")
     batch = make_batch(backbone)
-    assert (loaded.family, loaded.n_layers, loaded.hidden_size, loaded.num_labels) == ("albert", 4, 32, 3)
+    assert (loaded.family, loaded.n_layers, loaded.hidden_size, loaded.num_labels) == (
+        "albert",
+        4,
+        32,
+        3,
+    )
     assert not loaded.model.training and loaded.model.dtype == torch.float32
     assert gap(run(loaded, batch), run(backbone, batch)) == 0
-    half = Backbone.from_pretrained(tmp_path / "full", dtype=torch.bfloat16, attn_implementation="eager")
+    half = Backbone.from_pretrained(
+        tmp_path / "full", dtype=torch.bfloat16, attn_implementation="eager"
+    )
     assert half.states(batch)[0].dtype == torch.bfloat16
 
     backbone.model.base_model.save_pretrained(tmp_path / "headless")

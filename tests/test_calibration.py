@@ -1,17 +1,25 @@
-"""Every calibrator against the paper's pseudo-code, and the properties that hold whatever the data."""
+"""Every calibrator against the paper's pseudo-code, and properties that hold whatever the data."""
 
 import warnings
 from fractions import Fraction
 from math import inf
 
 import numpy as np
+import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cats
-import oracles
-from cats.calibration import METHODS, CalibrationSet, exact, most_errors, naive, records, worst_score
+from cats.stats.calibrators import (
+    METHODS,
+    CalibrationSet,
+    exact,
+    most_errors,
+    naive,
+    records,
+    worst_score,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 SEQUENCE = np.linspace(1, 0, 21)
@@ -21,7 +29,9 @@ EPSILONS = st.sampled_from([0.01, 0.05, 0.07, 0.1, 0.2, 0.25, 1 / 3, 0.5, 0.9])
 
 @st.composite
 def cases(draw, max_n=30):
-    """Tiny calibration sets, with ties, with layers never or always inconsistent, with nothing or everything consistent."""
+    """Tiny calibration sets, with ties, with layers never or always inconsistent, with nothing or
+    everything consistent.
+    """
     n, early = draw(st.integers(1, max_n)), draw(st.integers(1, 6))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     scores = rng.random((n, early))
@@ -32,7 +42,10 @@ def cases(draw, max_n=30):
 
 
 def exits(case, method, epsilon, **options):
-    return cats.exit_layers(case[0], cats.calibrate(*case, epsilon, method=method, **(OPTIONS.get(method, {}) | options)))
+    return cats.exit_layers(
+        case[0],
+        cats.calibrate(*case, epsilon, method=method, **(OPTIONS.get(method, {}) | options)),
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -44,16 +57,28 @@ def test_equals_the_pseudo_code(method, case, epsilon):
     np.testing.assert_array_equal(fast, slow)
 
 
-@given(case=cases(), thresholds=st.lists(st.sampled_from([-inf, 0.0, 0.25, 0.5, 0.75, inf]), min_size=6, max_size=6))
+@given(
+    case=cases(),
+    thresholds=st.lists(st.sampled_from([-inf, 0.0, 0.25, 0.5, 0.75, inf]), min_size=6, max_size=6),
+)
 def test_exits_equal_the_pseudo_code(case, thresholds):
     scores, thresholds = case[0], thresholds[: case[0].shape[1]]
-    assert cats.exit_layers(scores, thresholds).tolist() == [oracles.predict(row, thresholds) for row in scores]
+    assert cats.exit_layers(scores, thresholds).tolist() == [
+        oracles.predict(row, thresholds) for row in scores
+    ]
 
 
-@given(values=st.lists(st.integers(0, 9), min_size=0, max_size=40), level=st.decimals("0.01", "1", places=2))
+@given(
+    values=st.lists(st.integers(0, 9), min_size=0, max_size=40),
+    level=st.decimals("0.01", "1", places=2),
+)
 def test_quantile_equals_its_definition(values, level):
-    assert cats.conformal_quantile(np.array(values, float), level) == oracles.quantile(values, Fraction(level))
-    assert cats.conformal_quantile(np.array(values, float), float(level)) == oracles.quantile(values, Fraction(level))
+    assert cats.conformal_quantile(np.array(values, float), level) == oracles.quantile(
+        values, Fraction(level)
+    )
+    assert cats.conformal_quantile(np.array(values, float), float(level)) == oracles.quantile(
+        values, Fraction(level)
+    )
 
 
 def test_rank_is_exact_for_decimal_levels():
@@ -67,14 +92,18 @@ def test_rank_is_exact_for_decimal_levels():
             values = np.arange(1.0, n + 1)
             consistent = np.zeros((n, 1), bool)
             rank = -((Fraction(str(epsilon)) - 1) * (n + 1) // 1)
-            assert cats.calibrate(values[:, None], consistent, epsilon)[0] == (rank if rank <= n else inf)
+            assert cats.calibrate(values[:, None], consistent, epsilon)[0] == (
+                rank if rank <= n else inf
+            )
 
 
 @given(case=cases(), epsilon=EPSILONS)
 @settings(deadline=None)
 def test_pointwise_order(case, epsilon):
     """first_exit leaves no later than shared_all, and that no later than shared."""
-    first, every, shared = (exits(case, method, epsilon) for method in ("first_exit", "shared_all", "shared"))
+    first, every, shared = (
+        exits(case, method, epsilon) for method in ("first_exit", "shared_all", "shared")
+    )
     assert (first <= every).all() and (every <= shared).all()
 
 
@@ -92,16 +121,22 @@ def test_naive_threshold_monotone_in_epsilon(case, pair):
     assert (loose <= strict).all()
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "naive"])  # naive splits by row, at random
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if m != "naive"]
+)  # naive splits by row, at random
 @given(case=cases(), epsilon=EPSILONS, seed=st.integers(0, 99))
 @settings(max_examples=30, deadline=None)
 def test_row_order_does_not_matter(method, case, epsilon, seed):
     order = np.random.default_rng(seed).permutation(len(case[0]))
     shuffled = case[0][order], case[1][order]
-    np.testing.assert_array_equal(exits(case, method, epsilon)[order], exits(shuffled, method, epsilon))
+    np.testing.assert_array_equal(
+        exits(case, method, epsilon)[order], exits(shuffled, method, epsilon)
+    )
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "threshold"])  # 1-epsilon is a score by itself
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if m != "threshold"]
+)  # 1-epsilon is a score by itself
 @given(case=cases(), epsilon=EPSILONS)
 @settings(max_examples=30, deadline=None)
 def test_increasing_transforms_do_not_matter(method, case, epsilon):
@@ -110,13 +145,17 @@ def test_increasing_transforms_do_not_matter(method, case, epsilon):
 
     options = {"sequence": transform(SEQUENCE)} if method == "ltt" else {}
     moved = transform(case[0]), case[1]
-    np.testing.assert_array_equal(exits(case, method, epsilon), exits(moved, method, epsilon, **options))
+    np.testing.assert_array_equal(
+        exits(case, method, epsilon), exits(moved, method, epsilon, **options)
+    )
 
 
 @given(case=cases(), t=st.sampled_from([-inf, 0.0, 0.25, 0.4, 0.5, 0.75, 1.0, inf]))
 def test_wrong_exits_lie_inside_the_controlled_event(case, t):
     scores, consistent = case
-    wrong = [not oracles.agrees(c, oracles.predict(s, [t] * len(s))) for s, c in zip(scores, consistent)]
+    wrong = [
+        not oracles.agrees(c, oracles.predict(s, [t] * len(s))) for s, c in zip(scores, consistent)
+    ]
     for only_records in (False, True):
         assert (worst_score(scores, consistent, only_records) > t)[wrong].all()
     assert CalibrationSet(scores, consistent).errors(np.array([t]))[0] == sum(wrong)
@@ -128,7 +167,9 @@ def test_part_equals_a_fresh_set(case, seed):
     part, fresh = CalibrationSet(*case).part(keep), CalibrationSet(case[0][keep], case[1][keep])
     levels = [Fraction(1, 10), Fraction(1, 3)]
     for name, method in METHODS.items():
-        np.testing.assert_array_equal(method.thresholds(part, levels), method.thresholds(fresh, levels), err_msg=name)
+        np.testing.assert_array_equal(
+            method.thresholds(part, levels), method.thresholds(fresh, levels), err_msg=name
+        )
     np.testing.assert_array_equal(naive(part, levels)[1], naive(fresh, levels)[1])
 
 
@@ -150,7 +191,9 @@ def test_nothing_or_everything_consistent():
         assert (exits((scores, every), method, 0.2) == 1).all()
     for method in ("shared", "independent"):  # no inconsistent input to learn from: no promise
         assert (exits((scores, every), method, 0.2) == 4).all()
-    assert (exits((scores, every), "static", 0.2) == 1).all() and (exits((scores, none), "static", 0.2) == 4).all()
+    assert (exits((scores, every), "static", 0.2) == 1).all() and (
+        exits((scores, none), "static", 0.2) == 4
+    ).all()
     for method in ("shared", "shared_all", "first_exit"):
         kept = exits((scores, none), method, 0.2) == 4
         assert kept.sum() >= np.ceil(0.8 * 41)  # the promised rank of the calibration inputs stay
@@ -168,7 +211,9 @@ def test_weights_of_independent():
     weights = [0.5, 0.3, 0.2]
     fast = cats.calibrate(scores, consistent, 0.2, method="independent", weights=weights)
     np.testing.assert_array_equal(fast, oracles.independent(scores, consistent, 0.2, weights))
-    assert cats.calibrate(scores, consistent, 0.2, method="independent", weights=[1, 0, 0])[1] == inf
+    assert (
+        cats.calibrate(scores, consistent, 0.2, method="independent", weights=[1, 0, 0])[1] == inf
+    )
     for bad in ([0.5, 0.5], [0.5, 0.4, 0.2], [1.5, -0.5, 0.0]):
         with pytest.raises(ValueError, match="weights"):
             cats.calibrate(scores, consistent, 0.2, method="independent", weights=bad)
@@ -179,7 +224,9 @@ def test_calibrating_where_the_full_model_is_right():
     scores, consistent, right = rng.random((60, 3)), rng.random((60, 3)) < 0.5, rng.random(60) < 0.7
     for method in METHODS:
         given_right = cats.calibrate(scores, consistent, 0.2, method=method, correct=right)
-        np.testing.assert_array_equal(given_right, cats.calibrate(scores[right], consistent[right], 0.2, method=method))
+        np.testing.assert_array_equal(
+            given_right, cats.calibrate(scores[right], consistent[right], 0.2, method=method)
+        )
     with pytest.raises(TypeError, match="correct"):
         cats.calibrate(scores, consistent, 0.2, correct=right[:-1])
 
@@ -191,15 +238,27 @@ def test_smallest_calibration_sets(epsilon, delta):
     for size, method, options in ((n, "shared_all", {}), (m, "pac", {"delta": delta})):
         for short in (0, 1):
             scores = np.random.default_rng(0).random((size - short, 1))
-            thresholds = cats.calibrate(scores, np.zeros_like(scores, bool), epsilon, method=method, **options)
+            thresholds = cats.calibrate(
+                scores, np.zeros_like(scores, bool), epsilon, method=method, **options
+            )
             assert np.isfinite(thresholds[0]) == (not short)
     assert cats.smallest_epsilon(n) <= epsilon < cats.smallest_epsilon(n - 1)
     assert cats.smallest_epsilon(m, delta) <= epsilon < cats.smallest_epsilon(m - 1, delta)
 
 
 def test_most_errors_equals_the_exact_sum():
-    for n, epsilon, delta in ((10, 0.3, 0.2), (50, 0.1, 0.05), (89, 0.05, 0.01), (90, 0.05, 0.01), (150, 0.07, 0.01)):
-        within = [m for m in range(n) if oracles.binomial_cdf(m, n, Fraction(str(epsilon))) <= Fraction(str(delta))]
+    for n, epsilon, delta in (
+        (10, 0.3, 0.2),
+        (50, 0.1, 0.05),
+        (89, 0.05, 0.01),
+        (90, 0.05, 0.01),
+        (150, 0.07, 0.01),
+    ):
+        within = [
+            m
+            for m in range(n)
+            if oracles.binomial_cdf(m, n, Fraction(str(epsilon))) <= Fraction(str(delta))
+        ]
         assert most_errors(n, epsilon, delta) == (within[-1] if within else -1)
 
 
@@ -216,7 +275,9 @@ WARNINGS = {
     "shared": r"at least 99 inputs with an inconsistent layer, there are 10;",
     "shared_all": r"at least 99 inputs, there are 10;",
     "first_exit": r"at least 99 inputs, there are 10;",
-    "independent": r"at least 199 inputs inconsistent at a layer \(layers 1, 2 stay shut\), there are 10;",
+    "independent": (
+        r"at least 199 inputs inconsistent at a layer \(layers 1, 2 stay shut\), there are 10;"
+    ),
     "pac": r"at least 459 inputs, there are 10;",
     "ltt": r"at least 459 inputs, there are 10;",
 }
@@ -239,7 +300,10 @@ def test_enough_points_do_not_warn():
 
 SCORES, CONSISTENT = np.zeros((4, 2)), np.zeros((4, 2), bool)
 BAD = [
-    *[((SCORES, CONSISTENT, e), {}, ValueError, "epsilon") for e in (0, 1, -0.1, 1.5, float("nan"), inf)],
+    *[
+        ((SCORES, CONSISTENT, e), {}, ValueError, "epsilon")
+        for e in (0, 1, -0.1, 1.5, float("nan"), inf)
+    ],
     *[((SCORES, CONSISTENT, e), {}, TypeError, "epsilon") for e in ("0.1", None, True, [0.1])],
     ((np.full((4, 2), np.nan), CONSISTENT, 0.1), {}, ValueError, "input 0 has nan at layer 1"),
     ((np.full((4, 2), inf), CONSISTENT, 0.1), {}, ValueError, "finite"),
@@ -248,11 +312,26 @@ BAD = [
     ((SCORES, CONSISTENT[:3], 0.1), {}, ValueError, "same shape"),
     ((SCORES, CONSISTENT.astype(int), 0.1), {}, TypeError, "boolean"),
     ((SCORES.astype(str), CONSISTENT, 0.1), {}, TypeError, "numbers"),
-    ((SCORES, CONSISTENT, 0.1), {"method": "magic"}, ValueError, "unknown method 'magic'; there are static"),
-    ((SCORES, CONSISTENT, 0.1), {"method": "shared", "delta": 0.1}, TypeError, "shared takes no options, not delta"),
+    (
+        (SCORES, CONSISTENT, 0.1),
+        {"method": "magic"},
+        ValueError,
+        "unknown method 'magic'; there are static",
+    ),
+    (
+        (SCORES, CONSISTENT, 0.1),
+        {"method": "shared", "delta": 0.1},
+        TypeError,
+        "shared takes no options, not delta",
+    ),
     ((SCORES, CONSISTENT, 0.1), {"method": "pac", "delta": 2}, ValueError, "delta"),
     ((SCORES, CONSISTENT, 0.1), {"method": "naive", "delta": float("nan")}, ValueError, "delta"),
-    ((SCORES, CONSISTENT, 0.1), {"method": "ltt", "sequence": [0.1, 0.2]}, ValueError, "decreasing"),
+    (
+        (SCORES, CONSISTENT, 0.1),
+        {"method": "ltt", "sequence": [0.1, 0.2]},
+        ValueError,
+        "decreasing",
+    ),
 ]
 
 

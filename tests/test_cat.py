@@ -1,4 +1,6 @@
-"""The runtime: exits in the loop equal exits from the ScoreTable, rows come back in order, folders that disagree are refused."""
+"""The runtime: exits in the loop equal exits from the ScoreTable, rows come back in order, folders
+that disagree are refused.
+"""
 
 import json
 import shutil
@@ -12,14 +14,16 @@ from hypothesis import strategies as st
 from test_backbone import CASES, build, make_batch  # tiny random models of every family
 
 import cats
-from cats import CAT, tasks, timing
-from cats.backbone import Backbone
-from cats.cat import RUNTIME_MEASURES
-from cats.heads import Heads
-from cats.meta import Meta, believed_alone, predicted, predicted_alone
-from cats.pipeline import scores_of
-from cats.tables import ScoreTable
-from cats.training import fresh_model, tokenizer_of
+from cats import CAT
+from cats.model.backbone import Backbone
+from cats.model.heads import Heads
+from cats.model.meta import Meta, believed_alone, predicted, predicted_alone
+from cats.paper import timing
+from cats.runtime.cat import RUNTIME_MEASURES
+from cats.stats.table import ScoreTable
+from cats.train import tasks
+from cats.train.finetune import fresh_model, tokenizer_of
+from cats.train.run import scores_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 ROWS = 33
@@ -35,25 +39,40 @@ def random_cat(backbone, history=False, drop=(), n=ROWS):
     heads.temperature.copy_(torch.rand(early) + 0.5)
     if history:
         heads.w_h.normal_()
-    parts = {"hidden": 32, "prediction": max(1, classes - 1), "history": early, "pmax": int(classes > 1), "pdiff": int(classes > 1)}
-    meta = Meta(early, sum(size for name, size in parts.items() if name not in drop), drop).requires_grad_(False)
+    parts = {
+        "hidden": 32,
+        "prediction": max(1, classes - 1),
+        "history": early,
+        "pmax": int(classes > 1),
+        "pdiff": int(classes > 1),
+    }
+    meta = Meta(
+        early, sum(size for name, size in parts.items() if name not in drop), drop
+    ).requires_grad_(False)
     meta.w_2 *= 4
     lengths = torch.randint(2, 18, (n,), generator=torch.Generator().manual_seed(2)).tolist()
     batch = make_batch(backbone, lengths, 20)
     cls, logits = backbone.states(batch)
     out = scores_of(heads, meta, cls, logits)
-    return CAT(backbone, None, heads, meta, ScoreTable(out["logits"].numpy(), out["meta"].numpy())), batch
+    return (
+        CAT(backbone, None, heads, meta, ScoreTable(out["logits"].numpy(), out["meta"].numpy())),
+        batch,
+    )
 
 
 def in_batches(cat, batch, size, thresholds, measure):
     """The batch in pieces of `size`, some of them side by side, put together again."""
-    pieces = [{name: value[i : i + size] for name, value in batch.items()} for i in range(0, ROWS, size)]
+    pieces = [
+        {name: value[i : i + size] for name, value in batch.items()} for i in range(0, ROWS, size)
+    ]
     groups = [cat.run(pieces[i : i + 5], thresholds, measure) for i in range(0, len(pieces), 5)]
     return [np.concatenate(column) for column in zip(*groups)]
 
 
 def patterns(scores):
-    """All leave at the first layer, all at the last, and thresholds in the widest gap between scores, so that none is near."""
+    """All leave at the first layer, all at the last, and thresholds in the widest gap between
+    scores, so that none is near.
+    """
     early = scores.shape[1]
     middle = []
     for k in range(early):
@@ -61,20 +80,30 @@ def patterns(scores):
         gaps = np.diff(values) if len(values) > 1 else np.array([0.0])
         i = len(gaps) // 4 + np.argmax(gaps[len(gaps) // 4 :])
         middle.append((values[i] + values[min(i + 1, len(values) - 1)]) / 2)
-    return {"first": np.full(early, -np.inf), "last": np.full(early, np.inf), "mixed": np.array(middle)}
+    return {
+        "first": np.full(early, -np.inf),
+        "last": np.full(early, np.inf),
+        "mixed": np.array(middle),
+    }
 
 
 def check_agreement(cat, batch, measure, sizes=(1, 2, 7, 32)):
-    """Every exit and prediction against the table; returns how many inputs left at each layer under `mixed`."""
+    """Every exit and prediction against the table; returns how many inputs left at each layer under
+    `mixed`.
+    """
     scores, mismatches = cat.table.scores(measure), 0
-    for name, thresholds in patterns(scores).items():
+    for thresholds in patterns(scores).values():
         expected = cats.exit_layers(scores, thresholds)
         for size in sizes:
             logits, exits, confidences = in_batches(cat, batch, size, thresholds, measure)
             mismatches += (exits != expected).sum()
-            np.testing.assert_allclose(logits, cat.table.logits[np.arange(ROWS), expected - 1], atol=2e-4)
+            np.testing.assert_allclose(
+                logits, cat.table.logits[np.arange(ROWS), expected - 1], atol=2e-4
+            )
             early = expected < cat.backbone.n_layers
-            np.testing.assert_allclose(confidences[early], scores[np.arange(ROWS), expected - 1 - ~early][early], atol=2e-4)
+            np.testing.assert_allclose(
+                confidences[early], scores[np.arange(ROWS), expected - 1 - ~early][early], atol=2e-4
+            )
             assert (confidences[~early] == 1).all()
     assert mismatches == 0
     return np.bincount(expected, minlength=cat.backbone.n_layers + 1)
@@ -92,7 +121,9 @@ def test_exits_equal_the_table_for_every_measure(measure):
     check_agreement(*random_cat(build("albert")), measure, sizes=(1, 7))
 
 
-@pytest.mark.parametrize("options", [{"history": True}, {"drop": ("history",)}, {"drop": ("hidden", "pmax")}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"history": True}, {"drop": ("history",)}, {"drop": ("hidden", "pmax")}], ids=str
+)
 def test_exits_equal_the_table_for_every_option(options):
     check_agreement(*random_cat(build("bert"), **options), "meta", sizes=(7,))
     check_agreement(*random_cat(build("bert"), **options), "sm", sizes=(7,))
@@ -100,21 +131,29 @@ def test_exits_equal_the_table_for_every_option(options):
 
 def test_exits_equal_the_table_for_many_classes(monkeypatch):
     """From so many classes on, tensors find the largest probabilities."""
-    monkeypatch.setattr(cats.cat, "FEW", 1)
+    monkeypatch.setattr(cats.runtime.cat, "FEW", 1)
     check_agreement(*random_cat(build("bert")), "meta", sizes=(1, 7))
 
 
-finite = st.integers(-800, 800).map(lambda i: i / 8)  # closer than that, softmax may tie in float32 where the logits do not
+finite = st.integers(-800, 800).map(
+    lambda i: i / 8
+)  # closer than that, softmax may tie in float32 where the logits do not
 
 
-@given(st.lists(finite, min_size=1, max_size=5, unique=True), st.lists(st.tuples(finite, finite), min_size=1, max_size=8), finite)
+@given(
+    st.lists(finite, min_size=1, max_size=5, unique=True),
+    st.lists(st.tuples(finite, finite), min_size=1, max_size=8),
+    finite,
+)
 def test_a_lone_input_is_scored_as_one_of_many(logits, units, b_2):
     """Plain Python against the tensors it stands in for."""
     for alone, many in zip(predicted_alone(logits), predicted(torch.tensor([logits])), strict=True):
         np.testing.assert_allclose(alone, many[0], atol=1e-5, rtol=1e-5)
     values, weights = (torch.tensor(column, dtype=torch.float64) for column in zip(*units))
     expected = torch.sigmoid(values.relu() @ weights + b_2)
-    assert believed_alone(values.tolist(), weights.tolist(), b_2) == pytest.approx(expected.item(), abs=1e-9)
+    assert believed_alone(values.tolist(), weights.tolist(), b_2) == pytest.approx(
+        expected.item(), abs=1e-9
+    )
     assert np.isnan(believed_alone([*values.tolist(), np.nan], [*weights.tolist(), 1.0], b_2))
 
 
@@ -122,15 +161,21 @@ def test_a_wrong_compaction_would_be_noticed(monkeypatch):
     """The agreement test has power: keeping the wrong rows changes what it compares."""
     cat, batch = random_cat(build("bert"))
     keep = Backbone.keep
-    monkeypatch.setattr(Backbone, "keep", lambda self, state, rows, trim=True: keep(self, state, rows[::-1], trim))
+    monkeypatch.setattr(
+        Backbone, "keep", lambda self, state, rows, trim=True: keep(self, state, rows[::-1], trim)
+    )
     with pytest.raises(AssertionError):
         check_agreement(cat, batch, "meta", sizes=(32,))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 7, 16, 32])
 @pytest.mark.parametrize("easy", [0.1, 0.5, 0.8])
-def test_never_more_rows_run_than_the_batch_size_nor_wait_than_twice_that(batch_size, easy, monkeypatch):
-    """A layer then needs no more memory than F's with batches of this size, and what waits is little beside it."""
+def test_never_more_rows_run_than_the_batch_size_nor_wait_than_twice_that(
+    batch_size, easy, monkeypatch
+):
+    """A layer then needs no more memory than F's with batches of this size, and what waits is
+    little beside it.
+    """
     (cat, _), begun, gone, step = random_cat(build("bert")), 0, 0, Backbone.step  # 4 layers
     exits = np.random.default_rng(0).geometric(easy, 20 * batch_size).clip(max=3)
 
@@ -165,14 +210,19 @@ def test_a_cat_holds_no_more_tensors_than_f(architecture):
 
 @pytest.mark.parametrize("streak", [0, 1, 2])
 def test_a_score_equal_to_its_threshold_does_not_exit(streak):
-    """The rule is strict, and with patience ties are no accident: a calibrated threshold is itself a score."""
+    """The rule is strict, and with patience ties are no accident: a calibrated threshold is itself
+    a score.
+    """
     cat, batch = random_cat(build("bert"))
     scores, thresholds = cat.table.scores("patience"), np.full(3, streak / 3)
     assert (scores == streak / 3).any()
-    np.testing.assert_array_equal(cat.run([batch], thresholds, "patience")[1], cats.exit_layers(scores, thresholds))
+    np.testing.assert_array_equal(
+        cat.run([batch], thresholds, "patience")[1], cats.exit_layers(scores, thresholds)
+    )
 
 
-# --- on text, with a real tokenizer -----------------------------------------------------------------------------------
+# --- on text, with a real tokenizer
+# -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +233,14 @@ def demo():
     data = tasks.load(task, limit={"train": 200, "validation": 100, "test": 60})
     backbone, tokenizer = Backbone(fresh_model("demo", task)), tokenizer_of("demo")
     texts = {split: part["text"][:] for split, part in data.items()}
-    cat = CAT.fit(backbone, texts["train"], texts["validation"], tokenizer=tokenizer, max_length=40, about={"task": "sentiment"})
+    cat = CAT.fit(
+        backbone,
+        texts["train"],
+        texts["validation"],
+        tokenizer=tokenizer,
+        max_length=40,
+        about={"task": "sentiment"},
+    )
     return cat, texts
 
 
@@ -199,8 +256,14 @@ def test_predict_keeps_the_order_and_the_promise_on_calibration_inputs(demo):
     assert len(cat.table) == 100 and cat.about["tuning"] == 200 and not cat.about["labelled"]
     reference = full(cat, texts["test"])
     slow = cat.predict(texts["test"], epsilon=0.005)  # too small: everything runs all layers
-    np.testing.assert_allclose(slow.probabilities, torch.softmax(torch.tensor(reference), -1), atol=1e-5)
-    assert (slow.predictions == reference.argmax(1)).all() and (slow.exit_layers == 12).all() and (slow.confidences == 1).all()
+    np.testing.assert_allclose(
+        slow.probabilities, torch.softmax(torch.tensor(reference), -1), atol=1e-5
+    )
+    assert (
+        (slow.predictions == reference.argmax(1)).all()
+        and (slow.exit_layers == 12).all()
+        and (slow.confidences == 1).all()
+    )
     for batch_size in (1, 7, 60):
         out = cat.predict(texts["test"], epsilon=0.2, batch_size=batch_size)
         again = cat.predict(texts["test"][::-1], epsilon=0.2, batch_size=batch_size)
@@ -218,7 +281,20 @@ def test_too_small_an_epsilon_warns(demo):
         demo[0].predict(demo[1]["test"][:3], epsilon=0.001)
 
 
-@pytest.mark.parametrize("method", ["shared", "shared_all", "first_exit", "pac", "ltt", "independent", "static", "threshold", "naive"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "shared",
+        "shared_all",
+        "first_exit",
+        "pac",
+        "ltt",
+        "independent",
+        "static",
+        "threshold",
+        "naive",
+    ],
+)
 def test_any_calibrator_at_call_time(demo, method):
     cat, _ = demo
     expected = cats.calibrate(cat.table.scores("meta"), cat.table.consistent, 0.3, method=method)
@@ -229,7 +305,12 @@ def test_any_calibrator_at_call_time(demo, method):
 def test_a_subset_of_layers_is_calibrated_by_itself(demo):
     cat, texts = demo
     thresholds = cat.thresholds(0.2, exit_layers=[6, 3, 9])
-    expected = cats.calibrate(cat.table.scores("meta")[:, [2, 5, 8]], cat.table.consistent[:, [2, 5, 8]], 0.2, method="first_exit")
+    expected = cats.calibrate(
+        cat.table.scores("meta")[:, [2, 5, 8]],
+        cat.table.consistent[:, [2, 5, 8]],
+        0.2,
+        method="first_exit",
+    )
     np.testing.assert_array_equal(thresholds[[2, 5, 8]], expected)
     assert np.isinf(np.delete(thresholds, [2, 5, 8])).all()
     for measure in ("meta", "sm"):
@@ -246,7 +327,12 @@ def test_odd_inputs(demo):
     out = cat.predict(["", "word " * 100_000, texts["test"][0]], 0.2)
     assert np.isfinite(out.probabilities).all()
     assert out.predictions[2] == cat.predict([texts["test"][0]], 0.2).predictions[0]
-    for bad, message in (("one text", "not one string"), ([3], "number 0"), (["a", ("a", "b")], "number 1"), ([("a", "b", "c")], "pairs")):
+    for bad, message in (
+        ("one text", "not one string"),
+        ([3], "number 0"),
+        (["a", ("a", "b")], "number 1"),
+        ([("a", "b", "c")], "pairs"),
+    ):
         with pytest.raises(TypeError, match=message):
             cat.predict(bad)
     with pytest.raises(ValueError, match="exit by meta, sm"):
@@ -265,7 +351,13 @@ def test_fit_refuses_and_warns(demo):
     with pytest.raises(TypeError, match="1 and calibration inputs 2 texts"):
         CAT.fit(cat.backbone, texts["train"], [("a", "b")] * 20, tokenizer=cat.tokenizer)
     with pytest.raises(ValueError, match="class numbers from 0 to 1"):
-        CAT.fit(cat.backbone, texts["train"], texts["validation"], labels=np.arange(200), tokenizer=cat.tokenizer)
+        CAT.fit(
+            cat.backbone,
+            texts["train"],
+            texts["validation"],
+            labels=np.arange(200),
+            tokenizer=cat.tokenizer,
+        )
     with pytest.raises(ValueError, match="at least 10 tuning texts"):
         CAT.fit(cat.backbone, texts["train"][:3], texts["validation"], tokenizer=cat.tokenizer)
     with pytest.warns(UserWarning, match="5 calibration texts are also tuning texts"):
@@ -275,31 +367,59 @@ def test_fit_refuses_and_warns(demo):
 
 def test_mixed_precision_is_part_of_the_promise(demo):
     cat, texts = demo
-    low = CAT.fit(cat.backbone, texts["train"], texts["validation"], tokenizer=cat.tokenizer, autocast="bfloat16",
-                  early={"epochs": 1}, meta={"epochs": 1})  # fmt: skip
+    low = CAT.fit(
+        cat.backbone,
+        texts["train"],
+        texts["validation"],
+        tokenizer=cat.tokenizer,
+        autocast="bfloat16",
+        early={"epochs": 1},
+        meta={"epochs": 1},
+    )
     batch = cat.tokenizer(texts["test"], padding=True, return_tensors="pt")
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         reference = cat.backbone.model(**batch).logits.float().numpy()
     out = low.predict(texts["test"], 0.005)
-    np.testing.assert_allclose(out.probabilities, torch.softmax(torch.tensor(reference), -1), atol=2e-2)
-    # heads and scores stay in float32, so early exits are those of the calibration table, but for scores within rounding of F
+    np.testing.assert_allclose(
+        out.probabilities, torch.softmax(torch.tensor(reference), -1), atol=2e-2
+    )
+    # heads and scores stay in float32, so early exits are those of the calibration table, but for
+    # scores within rounding of F
     thresholds = np.full(11, np.median(low.table.scores("meta")))
     own = low.predict(texts["validation"], thresholds=thresholds)
-    assert own.exit_layers.min() < 12 and (own.exit_layers == cats.exit_layers(low.table.scores("meta"), thresholds)).mean() > 0.9
+    assert (
+        own.exit_layers.min() < 12
+        and (own.exit_layers == cats.exit_layers(low.table.scores("meta"), thresholds)).mean() > 0.9
+    )
 
 
 def test_pairs_and_regression():
     torch.manual_seed(0)
     task = tasks.find("similarity")
     data = tasks.load(task, limit={"train": 120, "validation": 60, "test": 30})
-    texts = {split: list(zip(part["sentence1"][:], part["sentence2"][:])) for split, part in data.items()}
+    texts = {
+        split: list(zip(part["sentence1"][:], part["sentence2"][:])) for split, part in data.items()
+    }
     backbone, tokenizer = Backbone(fresh_model("demo-shared", task)), tokenizer_of("demo")
-    cat = CAT.fit(backbone, texts["train"], texts["validation"], labels=data["train"]["label"][:], tokenizer=tokenizer, tau=0.1)
+    cat = CAT.fit(
+        backbone,
+        texts["train"],
+        texts["validation"],
+        labels=data["train"]["label"][:],
+        tokenizer=tokenizer,
+        tau=0.1,
+    )
     out = cat.predict(texts["test"], 0.1)
-    assert out.predictions.shape == (30,) and out.predictions.dtype == np.float32 and cat.table.tau == 0.1 and cat.about["labelled"]
+    assert (
+        out.predictions.shape == (30,)
+        and out.predictions.dtype == np.float32
+        and cat.table.tau == 0.1
+        and cat.about["labelled"]
+    )
 
 
-# --- keeping it -------------------------------------------------------------------------------------------------------
+# --- keeping it
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -315,15 +435,33 @@ def test_round_trip(demo, saved, tmp_path):
         for x, y in zip(a, b):
             np.testing.assert_array_equal(x, y)
     assert sorted(path.name for path in saved.iterdir()) == [
-        "README.md", "backbone", "calibration.safetensors", "cat.json", "heads.safetensors", "meta.safetensors"]  # fmt: skip
+        "README.md",
+        "backbone",
+        "calibration.safetensors",
+        "cat.json",
+        "heads.safetensors",
+        "meta.safetensors",
+    ]
     card = (saved / "README.md").read_text()
-    assert "100\ncalibration inputs" in card and "smallest ε it can promise is **0.0099**" in card and "tuning: 200" in card
+    assert (
+        "100\ncalibration inputs" in card
+        and "smallest ε it can promise is **0.0099**" in card
+        and "tuning: 200" in card
+    )
     # by reference: the backbone stays where it is, the tokenizer does not
     back.tokenizer.model_max_length = 33
     reference = back.save_pretrained(tmp_path / "thin", backbone=False)
-    assert not (reference / "backbone").exists() and CAT.from_pretrained(reference).tokenizer.model_max_length == 33
-    assert (CAT.from_pretrained(reference).predict(texts["test"], 0.3).exit_layers == b.exit_layers).all()
-    assert (CAT.from_pretrained(reference, backbone=saved / "backbone").thresholds(0.3) == back.thresholds(0.3)).all()
+    assert (
+        not (reference / "backbone").exists()
+        and CAT.from_pretrained(reference).tokenizer.model_max_length == 33
+    )
+    assert (
+        CAT.from_pretrained(reference).predict(texts["test"], 0.3).exit_layers == b.exit_layers
+    ).all()
+    assert (
+        CAT.from_pretrained(reference, backbone=saved / "backbone").thresholds(0.3)
+        == back.thresholds(0.3)
+    ).all()
 
 
 def changed(saved, tmp_path):
@@ -370,7 +508,9 @@ def test_saving_what_cannot_be_saved_leaves_the_old_cat_alone(demo, saved, tmp_p
 
 def test_another_tokenizer_is_refused(saved, tmp_path):
     folder = changed(saved, tmp_path)
-    (folder / "backbone/tokenizer.json").write_text((folder / "backbone/tokenizer.json").read_text().replace("good", "bad"))
+    (folder / "backbone/tokenizer.json").write_text(
+        (folder / "backbone/tokenizer.json").read_text().replace("good", "bad")
+    )
     with pytest.raises(ValueError, match="missing or was changed"):
         CAT.from_pretrained(folder)
 
@@ -380,11 +520,24 @@ def test_a_half_precision_backbone_comes_back_as_it_was(saved, demo, tmp_path):
     half = Backbone.from_pretrained(saved / "backbone", dtype=torch.bfloat16)
     (tmp_path / "work/calibration").mkdir(parents=True)
     (tmp_path / "work/calibration/mine.txt").write_text("not yours")
-    cat = CAT.fit(half, texts["train"], texts["validation"], tokenizer=demo[0].tokenizer, max_length=40, folder=tmp_path / "work", **quick)
-    assert (tmp_path / "work/calibration/mine.txt").exists()  # a folder that is given is not ours to clear
+    cat = CAT.fit(
+        half,
+        texts["train"],
+        texts["validation"],
+        tokenizer=demo[0].tokenizer,
+        max_length=40,
+        folder=tmp_path / "work",
+        **quick,
+    )
+    assert (
+        tmp_path / "work/calibration/mine.txt"
+    ).exists()  # a folder that is given is not ours to clear
     folder = cat.save_pretrained(tmp_path / "half")
     for back in (CAT.from_pretrained(folder), CAT.from_pretrained(folder, backbone=half)):
-        assert (back.predict(texts["test"], 0.3).exit_layers == cat.predict(texts["test"], 0.3).exit_layers).all()
+        assert (
+            back.predict(texts["test"], 0.3).exit_layers
+            == cat.predict(texts["test"], 0.3).exit_layers
+        ).all()
 
 
 def test_folders_that_hold_no_cat(saved, tmp_path):

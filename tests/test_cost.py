@@ -1,4 +1,4 @@
-"""MACs against PyTorch's own counter for every family, and the numbers of Section 5.4 and Table 5."""
+"""MACs against PyTorch's counter for every family, and the numbers of Section 5.4, Table 5."""
 
 from pathlib import Path
 
@@ -8,24 +8,49 @@ import pytest
 import torch
 from test_backbone import CASES, MOBILE, RELATIVE, SMALL, build
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AlbertConfig, AlbertForSequenceClassification, AutoConfig, AutoModelForSequenceClassification
+from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
+    AutoConfig,
+    AutoModelForSequenceClassification,
+)
 
-from cats.backbone import FAMILIES, Backbone
-from cats.cost import amortised_time, ends_macs, head_macs, layer_macs, macs, macs_reduction, meta_macs
-from cats.heads import Heads
-from cats.meta import Meta
+from cats.model.backbone import FAMILIES, Backbone
+from cats.model.cost import (
+    amortised_time,
+    ends_macs,
+    head_macs,
+    layer_macs,
+    macs,
+    macs_reduction,
+    meta_macs,
+)
+from cats.model.heads import Heads
+from cats.model.meta import Meta
 
 PAPER = Path(__file__).resolve().parents[1] / "data/paper"
 LAST_DIGIT = 0.005 + 1e-9  # what rounding to two decimals may change
 # settings that change the count, beyond the cases of test_backbone.py
 MORE = {
-    "deberta-c2p": ("deberta-v2", SMALL | RELATIVE | dict(pos_att_type=["c2p"], position_buckets=-1, pooler_hidden_size=32)),
-    "deberta-shared-c2p": ("deberta-v2", SMALL | RELATIVE | dict(pos_att_type=["c2p"], share_att_key=True, pooler_hidden_size=32)),
+    "deberta-c2p": (
+        "deberta-v2",
+        SMALL | RELATIVE | dict(pos_att_type=["c2p"], position_buckets=-1, pooler_hidden_size=32),
+    ),
+    "deberta-shared-c2p": (
+        "deberta-v2",
+        SMALL | RELATIVE | dict(pos_att_type=["c2p"], share_att_key=True, pooler_hidden_size=32),
+    ),
     "deberta-narrow": ("deberta-v2", SMALL | dict(embedding_size=16, pooler_hidden_size=32)),
     "mobilebert-bottleneck-attention": ("mobilebert", MOBILE | dict(use_bottleneck_attention=True)),
     "mobilebert-no-trigrams": ("mobilebert", MOBILE | dict(trigram_input=False)),
-    "mobilebert-no-projection": ("mobilebert", MOBILE | dict(trigram_input=False, embedding_size=32)),
-    "mobilebert-no-pooler": ("mobilebert", MOBILE | dict(classifier_activation=False, num_feedforward_networks=1)),
+    "mobilebert-no-projection": (
+        "mobilebert",
+        MOBILE | dict(trigram_input=False, embedding_size=32),
+    ),
+    "mobilebert-no-pooler": (
+        "mobilebert",
+        MOBILE | dict(classifier_activation=False, num_feedforward_networks=1),
+    ),
 }
 
 
@@ -34,7 +59,9 @@ def make(case):
         return build(case, "eager")
     model_type, options = MORE[case]
     config = AutoConfig.for_model(model_type, num_labels=3, **options)
-    return Backbone(AutoModelForSequenceClassification.from_config(config, attn_implementation="eager"))
+    return Backbone(
+        AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
+    )
 
 
 def count(function, *args):
@@ -48,13 +75,23 @@ def count(function, *args):
 def xlarge():
     """Albert-xlarge, without memory for its weights."""
     config = AlbertConfig(
-        hidden_size=2048, num_hidden_layers=24, num_attention_heads=16, intermediate_size=8192, embedding_size=128, num_labels=2
+        hidden_size=2048,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=8192,
+        embedding_size=128,
+        num_labels=2,
     )
     with torch.device("meta"):
-        return Backbone(AlbertForSequenceClassification(config)), Heads(23, 2048, 2, history=True), Meta(23, 58)
+        return (
+            Backbone(AlbertForSequenceClassification(config)),
+            Heads(23, 2048, 2, history=True),
+            Meta(23, 58),
+        )
 
 
-# ------------------------------------------------------------------------------------------------ against PyTorch's counter
+# ------------------------------------------------------------------------------------------------
+# against PyTorch's counter
 
 
 def test_every_family_is_counted():
@@ -80,12 +117,15 @@ def test_backbone_macs(case, tokens):
 @pytest.mark.parametrize("n_outputs", [1, 3])
 def test_head_and_meta_macs(history, n_outputs):
     heads, meta = Heads(5, 16, n_outputs, history=history), Meta(5, 41)
-    assert sum(head_macs(heads)) == count(heads, torch.randn(5, 1, 16))[1]  # one input through all heads
+    assert (
+        sum(head_macs(heads)) == count(heads, torch.randn(5, 1, 16))[1]
+    )  # one input through all heads
     assert np.diff(head_macs(heads)).tolist() == [32 * n_outputs * history] * 4
     assert 5 * meta_macs(meta) == count(meta, torch.randn(5, 1, 41))[1]
 
 
-# ------------------------------------------------------------------------------------------------ the mean over inputs
+# ------------------------------------------------------------------------------------------------
+# the mean over inputs
 
 
 @pytest.mark.parametrize("history, uses_meta", [(False, True), (True, True), (True, False)])
@@ -110,8 +150,12 @@ def test_macs_against_a_loop(case, history, uses_meta):
     mean = macs(backbone, heads, meta if uses_meta else None, exits, tokens, uses_meta)
     assert mean == pytest.approx(total / 50, rel=1e-12)
     full = embeddings + sum(layers) + top
-    assert macs_reduction(backbone, heads, meta, exits, tokens, uses_meta) == pytest.approx(full / mean, rel=1e-12)
-    never = macs_reduction(backbone, heads, meta, [l], tokens)  # heads and metas that never let an input out: G costs more than F
+    assert macs_reduction(backbone, heads, meta, exits, tokens, uses_meta) == pytest.approx(
+        full / mean, rel=1e-12
+    )
+    never = macs_reduction(
+        backbone, heads, meta, [l], tokens
+    )  # heads and metas that never let an input out: G costs more than F
     assert never < 1
 
 
@@ -132,13 +176,21 @@ def test_refusals():
         layer_macs(stranger, 8)
 
 
-# ------------------------------------------------------------------------------------------------ the paper's numbers
+# ------------------------------------------------------------------------------------------------
+# the paper's numbers
 
 
 def published():
     """Table 5 with the layers of Tables 3 and 4."""
-    layers = pd.concat([pd.read_csv(PAPER / f"{name}_test.csv") for name in ("table3_classification", "table4_regression")])
-    table = pd.read_csv(PAPER / "table5_efficiency.csv").merge(layers, on=["task", "method", "target"], validate="1:1")
+    layers = pd.concat(
+        [
+            pd.read_csv(PAPER / f"{name}_test.csv")
+            for name in ("table3_classification", "table4_regression")
+        ]
+    )
+    table = pd.read_csv(PAPER / "table5_efficiency.csv").merge(
+        layers, on=["task", "method", "target"], validate="1:1"
+    )
     assert len(table) == 36
     return table
 
@@ -154,18 +206,24 @@ def test_counts_of_section_5():
 
 
 def test_macs_reduction_of_table_5():
-    """Embeddings, heads and metas do not show in two decimals; the layers are only known to two decimals."""
+    """Embeddings, heads and metas do not show in two decimals; the layers are only known to two
+    decimals.
+    """
     backbone, heads, meta = xlarge()
     for row in published().itertuples():
         assert abs(24 / row.layers - row.macs_reduction) < LAST_DIGIT
         whole, part = divmod(round(100 * row.layers), 100)
         exits = [whole] * (100 - part) + [whole + 1] * part  # a hundred inputs with this mean
-        ours = macs_reduction(backbone, heads, meta, exits, 256, uses_meta=row.method.endswith("meta"))
+        ours = macs_reduction(
+            backbone, heads, meta, exits, 256, uses_meta=row.method.endswith("meta")
+        )
         assert abs(ours - row.macs_reduction) < LAST_DIGIT + 0.002
 
 
 def test_amortised_time_of_table_5():
-    """All 36 percentages to the last digit; the readings that the docstring rejects are seen to be wrong."""
+    """All 36 percentages to the last digit; the readings that the docstring rejects are seen to be
+    wrong.
+    """
     table = published()
     meta = np.where(table.method.str.endswith("meta"), 0.11, 0.0)
     pairs = list(zip(table.layers, meta, strict=True))
@@ -177,7 +235,9 @@ def test_amortised_time_of_table_5():
     assert np.abs(all_ends - table.amortized_time_percent).min() > 0.88
     last = table[table.layers == 23.6]
     assert len(last) == 1
-    no_last_meta = amortised_time(23.6, 24) - 100 * 0.6 * 0.11 / 22.32  # at least 60% of the inputs exit at 24
+    no_last_meta = (
+        amortised_time(23.6, 24) - 100 * 0.6 * 0.11 / 22.32
+    )  # at least 60% of the inputs exit at 24
     assert abs(no_last_meta - last.amortized_time_percent.item()) > 0.29
 
 
@@ -186,9 +246,15 @@ def test_amortised_time_is_a_sum_over_inputs():
     times = []
     for k in exits:
         embeddings, top = 1.5 - 0.3, 0.3  # F's classifier takes as long as a head
-        times.append(embeddings + sum(2.0 + (0.3 if j < 12 else top) + 0.1 for j in range(1, k + 1)))
+        times.append(
+            embeddings + sum(2.0 + (0.3 if j < 12 else top) + 0.1 for j in range(1, k + 1))
+        )
     expected = 100 * np.mean(times) / (1.5 + 12 * 2.0)
-    assert amortised_time(exits, 12, layer=2.0, ends=1.5, head=0.3, meta=0.1) == pytest.approx(expected)
-    assert amortised_time(exits.mean(), 12, layer=2.0, ends=1.5, head=0.3, meta=0.1) == pytest.approx(expected)
+    assert amortised_time(exits, 12, layer=2.0, ends=1.5, head=0.3, meta=0.1) == pytest.approx(
+        expected
+    )
+    assert amortised_time(
+        exits.mean(), 12, layer=2.0, ends=1.5, head=0.3, meta=0.1
+    ) == pytest.approx(expected)
     assert amortised_time(17.75, 24) < 100 < amortised_time(17.77, 24)
     assert amortised_time(19.61, 24, meta=0) < 100 < amortised_time(19.63, 24, meta=0)

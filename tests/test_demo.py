@@ -1,11 +1,12 @@
 """The demo corpora against a slow and obvious reader of their texts."""
+
 import re
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from cats import demo
+from cats.train import demo
 
 TASKS = demo.TASKS
 
@@ -75,13 +76,20 @@ def read_topics(row):
         return value
 
     text = row["text"].rstrip(".").lower().split(" about ", 1)[1]
-    two = re.fullmatch(r"(.*) and one about (.*) but the editor (printed|dropped) the (former|latter)", text)
+    two = re.fullmatch(
+        r"(.*) and one about (.*) but the editor (printed|dropped) the (former|latter)", text
+    )
     if not two:
         return topic(text)
     return topic(two[1] if (two[3] == "printed") == (two[4] == "former") else two[2])
 
 
-READERS = {"sentiment": read_sentiment, "similarity": read_similarity, "claims": read_claims, "topics": read_topics}
+READERS = {
+    "sentiment": read_sentiment,
+    "similarity": read_similarity,
+    "claims": read_claims,
+    "topics": read_topics,
+}
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -99,17 +107,27 @@ def test_noise_is_what_it_says(task):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_deterministic_by_seed(task):
-    first, again, other = (demo.corpus(task, "validation", 300, seed=s).to_list() for s in (0, 0, 1))
+    first, again, other = (
+        demo.corpus(task, "validation", 300, seed=s).to_list() for s in (0, 0, 1)
+    )
     assert first == again != other
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_splits_share_no_text_even_across_seeds(task):
     sizes = dict(train=20000, validation=4000, test=4000)
-    texts = {s: [tuple(row[c] for c in demo.COLUMNS[task]) for row in demo.corpus(task, s, n, seed=i).to_list()] for i, (s, n) in enumerate(sizes.items())}
+    texts = {
+        s: [
+            tuple(row[c] for c in demo.COLUMNS[task])
+            for row in demo.corpus(task, s, n, seed=i).to_list()
+        ]
+        for i, (s, n) in enumerate(sizes.items())
+    }
     for split, rows in texts.items():
         assert len(set(rows)) == len(rows) == sizes[split]
-    assert not set(texts["train"]) & set(texts["validation"]) and not set(texts["train"]) & set(texts["test"])
+    assert not set(texts["train"]) & set(texts["validation"]) and not set(texts["train"]) & set(
+        texts["test"]
+    )
     assert not set(texts["validation"]) & set(texts["test"])
 
 
@@ -129,7 +147,9 @@ def test_tokens_are_known_and_few(task, tmp_path):
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     rows = demo.corpus(task, "train", 5000)
     ids = tokenizer(*[list(rows[c]) for c in demo.COLUMNS[task]])["input_ids"]
-    assert tokenizer.padding_side == "right" and all(row[0] == tokenizer.cls_token_id for row in ids)
+    assert tokenizer.padding_side == "right" and all(
+        row[0] == tokenizer.cls_token_id for row in ids
+    )
     assert not any(tokenizer.unk_token_id in row for row in ids)
     assert max(map(len, ids)) <= demo.MAX_LENGTH
     assert ids == demo.tokenizer()(*[list(rows[c]) for c in demo.COLUMNS[task]])["input_ids"]
@@ -138,14 +158,23 @@ def test_tokens_are_known_and_few(task, tmp_path):
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("shared", [False, True])
 def test_model_from_config(task, shared):
-    model = AutoModelForSequenceClassification.from_config(demo.config(task, layers=3, shared=shared)).eval()
+    model = AutoModelForSequenceClassification.from_config(
+        demo.config(task, layers=3, shared=shared)
+    ).eval()
     rows = demo.corpus(task, "test", 5)
-    batch = demo.tokenizer()(*[list(rows[c]) for c in demo.COLUMNS[task]], padding=True, return_tensors="pt")
+    batch = demo.tokenizer()(
+        *[list(rows[c]) for c in demo.COLUMNS[task]], padding=True, return_tensors="pt"
+    )
     with torch.no_grad():
         out = model(**batch, output_hidden_states=True)
     assert out.logits.shape == (5, 1 if demo.LABELS[task] is None else len(demo.LABELS[task]))
     assert len(out.hidden_states) == 4
-    same = shared and model.config.model_type == "albert" or not shared and model.config.model_type == "modernbert"
+    same = (
+        shared
+        and model.config.model_type == "albert"
+        or not shared
+        and model.config.model_type == "modernbert"
+    )
     assert same
 
 
@@ -153,4 +182,3 @@ def test_refusals():
     for arguments in [("weather", "train", 5), ("topics", "dev", 5), ("topics", "test", 10**5)]:
         with pytest.raises(ValueError):
             demo.corpus(*arguments)
-

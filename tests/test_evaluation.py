@@ -1,15 +1,15 @@
 """`evaluate` against calibrating and exiting by hand, and the oracle against brute force."""
 
 import numpy as np
+import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cats
-import oracles
 from cats import METHODS
-from cats.calibration import CalibrationSet, exact, naive
-from cats.evaluation import auroc, by_layer, calibration_error, recalibrate, split
+from cats.stats.calibrators import CalibrationSet, exact, naive
+from cats.stats.trials import auroc, by_layer, calibration_error, recalibrate, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 
@@ -21,7 +21,9 @@ def by_hand(table, method, measure, epsilon, trial, seed):
     if method == "oracle":
         exits = cats.oracle_exits(consistent[test], epsilon)
     else:
-        exits = cats.exit_layers(scores[test], cats.calibrate(scores[keep], consistent[keep], epsilon, method=method))
+        exits = cats.exit_layers(
+            scores[test], cats.calibrate(scores[keep], consistent[keep], epsilon, method=method)
+        )
     agree = [oracles.agrees(consistent[i], k) for i, k in zip(test, exits)]
     said = table.predictions[test, exits - 1]
     row = {"consistency": np.mean(agree), "layers": exits.mean()}
@@ -43,7 +45,11 @@ def regression_table(n=200):
     return cats.ScoreTable(outputs[..., None], rng.random((n, 5)), full + rng.normal(0, 0.3, n))
 
 
-@pytest.mark.parametrize("table", [cats.Synthetic(layers=6).table(200), regression_table()], ids=["classes", "regression"])
+@pytest.mark.parametrize(
+    "table",
+    [cats.Synthetic(layers=6).table(200), regression_table()],
+    ids=["classes", "regression"],
+)
 def test_equals_doing_it_by_hand(table):
     measures, epsilons = ["meta", "patience"], [0.3, 0.05, 0.1]  # unsorted on purpose
     methods = [*METHODS, "oracle"]
@@ -52,7 +58,10 @@ def test_equals_doing_it_by_hand(table):
     for row in frame.itertuples():
         expected = by_hand(table, row.method, row.measure, row.epsilon, row.trial, seed=7)
         for column, value in expected.items():
-            assert getattr(row, column) == pytest.approx(value, abs=1e-9, nan_ok=True), (row, column)
+            assert getattr(row, column) == pytest.approx(value, abs=1e-9, nan_ok=True), (
+                row,
+                column,
+            )
 
 
 def test_trials_are_splits_that_do_not_depend_on_each_other():
@@ -67,10 +76,22 @@ def test_trials_are_splits_that_do_not_depend_on_each_other():
 def test_unlabelled_tables_have_no_performance():
     table = cats.Synthetic(layers=4).table(100)
     frame = cats.evaluate(cats.ScoreTable(table.logits, table.meta), trials=1)
-    assert list(frame) == ["method", "measure", "epsilon", "trial", "consistency", "layers", "bound"]
+    assert list(frame) == [
+        "method",
+        "measure",
+        "epsilon",
+        "trial",
+        "consistency",
+        "layers",
+        "bound",
+    ]
 
 
-@given(n=st.integers(1, 9), seed=st.integers(0, 999), epsilon=st.sampled_from([0.05, 0.2, 0.34, 0.5, 0.9]))
+@given(
+    n=st.integers(1, 9),
+    seed=st.integers(0, 999),
+    epsilon=st.sampled_from([0.05, 0.2, 0.34, 0.5, 0.9]),
+)
 @settings(deadline=None)
 def test_no_rule_beats_the_oracle(n, seed, epsilon):
     consistent = np.random.default_rng(seed).random((n, 3)) < 0.5
@@ -90,7 +111,9 @@ def test_the_oracle_needs_the_fewest_layers():
 
 
 def test_refusals_are_reported():
-    with pytest.warns(cats.CalibrationWarning, match="meta, 2 of 2 trials: first_exit cannot promise epsilon=0.01"):
+    with pytest.warns(
+        cats.CalibrationWarning, match="meta, 2 of 2 trials: first_exit cannot promise epsilon=0.01"
+    ):
         cats.evaluate(cats.Synthetic(layers=4).table(50), "first_exit", "meta", 0.01, trials=2)
 
 
@@ -98,7 +121,9 @@ def test_summary_has_mean_and_percentiles():
     frame = cats.evaluate(cats.Synthetic(layers=4).table(300), ["shared", "first_exit"], trials=9)
     one = frame[(frame.method == "shared") & (frame.epsilon == 0.1)].layers
     row = cats.summary(frame).loc[("shared", "meta", 0.1), "layers"]
-    assert row["mean"] == pytest.approx(one.mean()) and row["low"] == pytest.approx(one.quantile(0.16))
+    assert row["mean"] == pytest.approx(one.mean()) and row["low"] == pytest.approx(
+        one.quantile(0.16)
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,22 +161,39 @@ def test_report_by_layer():
     table = cats.Synthetic(layers=5).table(400)
     report, temperature = by_layer(table), np.array([2.0, 1.0, 0.5, 1.0])
     assert report["consistency"].tolist() == pytest.approx(table.consistent.mean(axis=0))
-    assert (report["auroc_meta"] > report["auroc_sm"]).all()  # the synthetic softmax is the noisier one
+    assert (
+        report["auroc_meta"] > report["auroc_sm"]
+    ).all()  # the synthetic softmax is the noisier one
     before = by_layer(table, temperature)["ece_before"]
-    assert before[1] == pytest.approx(report["ece"][1]) and before[0] != pytest.approx(report["ece"][0])
-    assert "correlation" in by_layer(regression_table()) and "ece" not in by_layer(regression_table())
+    assert before[1] == pytest.approx(report["ece"][1]) and before[0] != pytest.approx(
+        report["ece"][0]
+    )
+    assert "correlation" in by_layer(regression_table()) and "ece" not in by_layer(
+        regression_table()
+    )
 
 
 def test_recalibrate_is_calibrate_on_part_of_a_table():
     """Each row against `calibrate` on the inputs drawn and exits of all the others."""
-    table, methods = cats.Synthetic(layers=5).table(120), [("first_exit", None), ("shared", None), ("pac", 0.1)]
+    table, methods = (
+        cats.Synthetic(layers=5).table(120),
+        [
+            ("first_exit", None),
+            ("shared", None),
+            ("pac", 0.1),
+        ],
+    )
     frame = recalibrate(table, 40, methods, [0.01, 0.2], trials=3, seed=7)
-    assert len(frame) == 3 * 3 * 2 and np.isinf(frame[(frame["epsilon"] == 0.01)]["threshold"]).all()
+    assert (
+        len(frame) == 3 * 3 * 2 and np.isinf(frame[(frame["epsilon"] == 0.01)]["threshold"]).all()
+    )
     agree = np.column_stack([table.consistent, np.ones(len(table), bool)])
     for row in frame.itertuples():
         keep = np.random.default_rng([7, row.trial]).permutation(len(table)) < 40
         options = {"delta": 0.1} if row.method == "pac" else {}
-        taus = cats.calibrate(table.scores()[keep], table.consistent[keep], row.epsilon, row.method, **options)
+        taus = cats.calibrate(
+            table.scores()[keep], table.consistent[keep], row.epsilon, row.method, **options
+        )
         exits = cats.exit_layers(table.scores()[~keep], taus)
         assert taus[0] == row.threshold and np.isclose(exits.mean(), row.layers)
         assert np.isclose(1 - agree[~keep][np.arange(80), exits - 1].mean(), row.risk)
@@ -159,5 +201,10 @@ def test_recalibrate_is_calibrate_on_part_of_a_table():
 
 def test_delta_is_the_confidence_of_every_bound():
     table = cats.Synthetic(layers=4).table(400)
-    strict, loose = (cats.evaluate(table, ["naive", "shared"], ["meta"], [0.1], 3, delta=delta).groupby("method")["bound"].mean() for delta in (0.01, 0.2))
+    strict, loose = (
+        cats.evaluate(table, ["naive", "shared"], ["meta"], [0.1], 3, delta=delta)
+        .groupby("method")["bound"]
+        .mean()
+        for delta in (0.01, 0.2)
+    )
     assert (strict < loose).all()

@@ -1,13 +1,14 @@
-"""The commands as a new user types them, on a package of two lines that needs no network: the set-up heals itself and runs its own code."""
+"""The commands as a new user types them, on an empty package that needs no network: the set-up
+heals itself and runs its own code.
+"""
 
 import os
 import shutil
 import subprocess
 import sys
 
-import pytest
-
 import batches
+import pytest
 
 # what pip asks of a project: an editable install is one .pth file
 BACKEND = """
@@ -17,12 +18,22 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
     name, info = "cats-0.1.0-py3-none-any.whl", "cats-0.1.0.dist-info"
     with zipfile.ZipFile(pathlib.Path(folder) / name, "w") as wheel:
         wheel.writestr("cats.pth", str(pathlib.Path.cwd()))
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: cats\\nVersion: 0.1.0\\nProvides-Extra: test\\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        lines = "Metadata-Version: 2.1", "Name: cats", "Version: 0.1.0", "Provides-Extra: test"
+        wheel.writestr(f"{info}/METADATA", "\\n".join(lines))
+        lines = "Wheel-Version: 1.0", "Root-Is-Purelib: true", "Tag: py3-none-any"
+        wheel.writestr(f"{info}/WHEEL", "\\n".join(lines))
         wheel.writestr(f"{info}/RECORD", "")
     return name
 """
-PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n[project]\nname = "cats"\nversion = "0.1.0"\n'
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "cats"
+version = "0.1.0"
+"""
 
 
 def make(folder, *arguments):

@@ -1,4 +1,6 @@
-"""The repository keeps its own promises: pins in step, notebooks clean, every notebook in the batch."""
+"""The repository keeps its own promises: pins in step, notebooks clean, every notebook in the
+batch.
+"""
 
 import json
 import re
@@ -42,11 +44,15 @@ def test_notebook_is_clean(path):
 
 def parameter_names(path):
     cells = json.loads(path.read_text())["cells"]
-    source = next("".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", []))
+    source = next(
+        "".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", [])
+    )
     return set(re.findall(r"^(\w+) =", source, flags=re.M))
 
 
-@pytest.mark.parametrize("profile", sorted(path.stem for path in (ROOT / "notebooks/profiles").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "profile", sorted(path.stem for path in (ROOT / "notebooks/profiles").glob("*.yaml"))
+)
 def test_every_notebook_is_in_the_batch(profile):
     content = yaml.safe_load((ROOT / f"notebooks/profiles/{profile}.yaml").read_text())
     stages = re.search(r"^STAGES = (\[.*\])", (ROOT / "Snakefile").read_text(), flags=re.M)[1]
@@ -72,40 +78,112 @@ def number(name, **where):
 
 def headlines():
     """What the README says was found, said again from the figures' own numbers."""
-    both = [[number("21_tasks_and_features_table_2", task=task, backbone=name)["F"] for name in ("mobilebert-uncased", "bge-small-en-v1.5")] for task in TASKS]
+    both = [
+        [
+            number("21_tasks_and_features_table_2", task=task, backbone=name)["F"]
+            for name in ("mobilebert-uncased", "bge-small-en-v1.5")
+        ]
+        for task in TASKS
+    ]
     (imdb, imdb_small), (claims, claims_small), (news, news_small), (stsb, stsb_small) = both
-    yield f"AG News {news:.1f} % (bge-small {news_small:.1f} %), STS-B {stsb / 100:.3f} ({stsb_small / 100:.3f}), IMDB {imdb:.1f} % ({imdb_small:.1f} %), VitaminC {claims:.1f} % ({claims_small:.1f} %)"
+    yield (
+        f"AG News {news:.1f} % (bge-small {news_small:.1f} %), STS-B {stsb / 100:.3f}"
+        f" ({stsb_small / 100:.3f}), IMDB {imdb:.1f} % ({imdb_small:.1f} %), VitaminC {claims:.1f}"
+        f" % ({claims_small:.1f} %)"
+    )
     found = number("22_consistency", task="ag_news", method="shared", measure="meta", epsilon=0.05)
-    yield f"AG News at 0.95: `shared/meta` {100 * found.consistency_mean:.1f} % consistent with {100 * found.layers_mean / 24:.0f} % of the layers"
+    yield (
+        f"AG News at 0.95: `shared/meta` {100 * found.consistency_mean:.1f} % consistent with"
+        f" {100 * found.layers_mean / 24:.0f} % of the layers"
+    )
     for task, name in (("imdb", "IMDB"), ("vitaminc", "VitaminC")):
         found = number("22_consistency", task=task, method="shared", measure="meta", epsilon=0.05)
-        yield f"{name} {100 * found.consistency_mean:.1f} % with {100 * found.layers_mean / 24:.0f} %"
-    found = number("22_consistency_regression", task="stsb", method="shared", measure="meta", epsilon=0.05)
-    yield f"STS-B at 0.95: {100 * found.consistency_mean:.1f} % with {100 * found.layers_mean / 24:.0f} % of the layers"
-    ours, theirs = (number("23_tables_classification", task="ag_news", method=f"{method}/meta", target=0.95) for method in ("first_exit", "shared"))
-    yield f"AG News at 0.95: `shared/meta` {theirs.layers:.1f} layers, **`first_exit` {ours.layers:.1f}** ({ours.consistency:.1f} % consistent)"
+        yield (
+            f"{name} {100 * found.consistency_mean:.1f} % with {100 * found.layers_mean / 24:.0f} %"
+        )
+    found = number(
+        "22_consistency_regression", task="stsb", method="shared", measure="meta", epsilon=0.05
+    )
+    yield (
+        f"STS-B at 0.95: {100 * found.consistency_mean:.1f} % with"
+        f" {100 * found.layers_mean / 24:.0f} % of the layers"
+    )
+    ours, theirs = (
+        number("23_tables_classification", task="ag_news", method=f"{method}/meta", target=0.95)
+        for method in ("first_exit", "shared")
+    )
+    yield (
+        f"AG News at 0.95: `shared/meta` {theirs.layers:.1f} layers, **`first_exit`"
+        f" {ours.layers:.1f}** ({ours.consistency:.1f} % consistent)"
+    )
     for task, name in (("imdb", "IMDB"), ("vitaminc", "VitaminC")):
-        ours, theirs = (number("23_tables_classification", task=task, method=f"{method}/meta", target=0.95) for method in ("first_exit", "shared"))
+        ours, theirs = (
+            number("23_tables_classification", task=task, method=f"{method}/meta", target=0.95)
+            for method in ("first_exit", "shared")
+        )
         yield f"{name} {theirs.layers:.1f} and {ours.layers:.1f}"
-    ours, theirs = (number("23_tables_regression", task="stsb", method=f"{method}/meta", target=0.95) for method in ("first_exit", "shared"))
+    ours, theirs = (
+        number("23_tables_regression", task="stsb", method=f"{method}/meta", target=0.95)
+        for method in ("first_exit", "shared")
+    )
     yield f"STS-B at 0.95: `shared/meta` {theirs.layers:.1f} layers, `first_exit` {ours.layers:.1f}"
-    means = {(task, e): number("24_exit_layers_means", task=task, method="shared", epsilon=e).layers for task in TASKS for e in (0.05, 0.2)}
-    yield "mean exit from ε = 0.05 to 0.2: " + ", ".join(f"{name} {means[task, 0.05]:.1f} → {means[task, 0.2]:.1f}" for task, name in TASKS.items())
-    ours, theirs = (number("25_efficiency_table_5", task="ag_news", method=f"{method}/meta")["batch 32, MobileBERT"] for method in ("first_exit", "shared"))
-    yield f"AG News at 0.90: `shared/meta` {theirs:.0f} % of the time at batch 32, `first_exit` {ours:.0f} %"
+    means = {
+        (task, e): number("24_exit_layers_means", task=task, method="shared", epsilon=e).layers
+        for task in TASKS
+        for e in (0.05, 0.2)
+    }
+    yield "mean exit from ε = 0.05 to 0.2: " + ", ".join(
+        f"{name} {means[task, 0.05]:.1f} → {means[task, 0.2]:.1f}" for task, name in TASKS.items()
+    )
+    ours, theirs = (
+        number("25_efficiency_table_5", task="ag_news", method=f"{method}/meta")[
+            "batch 32, MobileBERT"
+        ]
+        for method in ("first_exit", "shared")
+    )
+    yield (
+        f"AG News at 0.90: `shared/meta` {theirs:.0f} % of the time at batch 32, `first_exit`"
+        f" {ours:.0f} %"
+    )
     frame = pd.read_csv(ROOT / "figures/25_efficiency.csv")
     over = frame["batch 32, MobileBERT"] / frame["share_32"]
     measured = json.loads((ROOT / "figures/25_efficiency.json").read_text())["measured"]
     yield f"measured on {measured['machine']}, {measured['date']}, {measured['repeats']} repeats"
-    yield f"T_G/T_F at batch 32 is {over.median():.2f} times layers_G/l (median of the rows of Tables 5 and C.3; {over.min():.2f} to {over.max():.2f}"
-    naive, ltt = (number("30_naive", task="ag_news", method=method, target=0.95) for method in ("naive/meta", "ltt/meta"))
-    yield f"AG News at 0.95: `naive/meta` bound {naive.bound:.1f} %, {naive.layers:.1f} layers; `ltt` promises 95 % with {ltt.layers:.1f}"
+    yield (
+        f"T_G/T_F at batch 32 is {over.median():.2f} times layers_G/l (median of the rows of Tables"
+        f" 5 and C.3; {over.min():.2f} to {over.max():.2f}"
+    )
+    naive, ltt = (
+        number("30_naive", task="ag_news", method=method, target=0.95)
+        for method in ("naive/meta", "ltt/meta")
+    )
+    yield (
+        f"AG News at 0.95: `naive/meta` bound {naive.bound:.1f} %, {naive.layers:.1f} layers; `ltt`"
+        f" promises 95 % with {ltt.layers:.1f}"
+    )
     for task, unit in (("ag_news", " layers"), ("vitaminc", "")):
-        meta, pmax = (number("31_measures", task=task, method=f"shared/{measure}", target=0.95) for measure in ("meta", "sm"))
+        meta, pmax = (
+            number("31_measures", task=task, method=f"shared/{measure}", target=0.95)
+            for measure in ("meta", "sm")
+        )
         yield f"{TASKS[task]} at 0.95: meta {meta.layers:.1f}, p max {pmax.layers:.1f}{unit}"
-    ours, waiting = (100 * number("26_comparison-ag_news-bge-small-en-v1.5-0", what=what, setting=0.05).relative_time for what in ("CAT", "waiting for the slowest"))
-    yield f"the CAT takes {ours:.0f} % of the full model's time; the same exits, waiting for the slowest of each batch, take {waiting:.0f} %"
-    found = number("32_other_backbones", backbone="bge-small-en-v1.5", task="ag_news", method="shared", measure="meta", epsilon=0.05)
+    ours, waiting = (
+        100
+        * number("26_comparison-ag_news-bge-small-en-v1.5-0", what=what, setting=0.05).relative_time
+        for what in ("CAT", "waiting for the slowest")
+    )
+    yield (
+        f"the CAT takes {ours:.0f} % of the full model's time; the same exits, waiting for the"
+        f" slowest of each batch, take {waiting:.0f} %"
+    )
+    found = number(
+        "32_other_backbones",
+        backbone="bge-small-en-v1.5",
+        task="ag_news",
+        method="shared",
+        measure="meta",
+        epsilon=0.05,
+    )
     yield f"bge-small (12 layers): AG News {found.layers_mean:.1f} of 12 layers at 0.95"
 
 
@@ -115,17 +193,23 @@ def test_the_readme_says_what_the_figures_say():
 
 
 def test_seconds_are_a_record_of_named_runs():
-    """Every committed file of a notebook that measures time says where, when and how often; what a reader measures is not committed."""
+    """Every committed file of a notebook that measures time says where, when and how often; what a
+    reader measures is not committed.
+    """
     timed = yaml.safe_load((ROOT / "notebooks/profiles/demo.yaml").read_text())["alone"]
     records = [path for name in timed for path in (ROOT / "figures").glob(f"{name}*.json")]
     measured = {path.stem: json.loads(path.read_text()).get("measured", {}) for path in records}
     assert len(records) >= 2 * len(timed)
-    assert [name for name, said in measured.items() if not {"machine", "date", "repeats"} <= set(said)] == []
+    assert [
+        name for name, said in measured.items() if not {"machine", "date", "repeats"} <= set(said)
+    ] == []
     assert "figures/here/" in (ROOT / ".gitignore").read_text().split()
 
 
 def test_the_short_figures_come_before_the_tests_in_one_clone():
-    commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("make")]
+    commands = [
+        line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("make")
+    ]
     assert commands == ["make figures PROFILE=short", "make test"]
 
 

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 import cats
 from cats import MEASURES, ScoreTable
-from cats.measures import NEEDS_CLASSES
+from cats.stats.measures import NEEDS_CLASSES
 
 
 @pytest.fixture
@@ -80,12 +80,20 @@ def test_unknown_measure(table):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_round_trip(tmp_path, table, dtype):
-    made = ScoreTable(table.logits.astype(dtype), table.meta.astype(dtype), table.labels, {"task": "x", "seed": 3}, tau=0.25)
+    made = ScoreTable(
+        table.logits.astype(dtype),
+        table.meta.astype(dtype),
+        table.labels,
+        {"task": "x", "seed": 3},
+        tau=0.25,
+    )
     back = ScoreTable.load(made.save(tmp_path / "new" / "table.safetensors"))
     for name in ("logits", "meta", "labels"):
         np.testing.assert_array_equal(getattr(back, name), getattr(made, name))
     assert back.metadata == made.metadata and back.tau == 0.25 and back.logits.dtype == dtype
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["table.safetensors"]  # nothing left aside
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [
+        "table.safetensors"
+    ]  # nothing left aside
     first = (tmp_path / "new" / "table.safetensors").read_bytes()
     assert made.save(tmp_path / "again.safetensors").read_bytes() == first
 
@@ -94,7 +102,7 @@ def test_unlabelled_round_trip(tmp_path, table):
     back = ScoreTable.load(ScoreTable(table.logits, table.meta).save(tmp_path / "t.safetensors"))
     assert back.labels is None and (back.consistent == table.consistent).all()
     with pytest.raises(ValueError, match="no labels"):
-        back.correct
+        _ = back.correct
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, table):
@@ -108,7 +116,11 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, table):
 
 def test_take(table):
     part = table.take(np.arange(50) % 2 == 0)
-    assert len(part) == 25 and (part.consistent == table.consistent[::2]).all() and part.sha256 != table.sha256
+    assert (
+        len(part) == 25
+        and (part.consistent == table.consistent[::2]).all()
+        and part.sha256 != table.sha256
+    )
 
 
 LOGITS, META, LABELS = np.zeros((4, 3, 2)), np.zeros((4, 2)), np.zeros(4, int)

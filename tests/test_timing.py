@@ -1,12 +1,20 @@
-"""What is timed and what is not, by a clock that counts work: every row that goes through a layer is one second."""
+"""What is timed and what is not, by a clock that counts work: every row that goes through a layer
+is one second.
+"""
 
 import numpy as np
 import pytest
 import torch
 
-from cats import timing
+from cats.paper import timing
 
-TINY = {"model_type": "bert", "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 48}
+TINY = {
+    "model_type": "bert",
+    "hidden_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+}
 
 
 @pytest.fixture
@@ -28,8 +36,12 @@ def cat(monkeypatch):
 def test_each_model_is_charged_its_own_work_and_all_of_it(cat, batch_size, beside):
     rng = np.random.default_rng(0)
     patterns = {name: rng.integers(1, 5, 24) for name in "abcde"}
-    for name, found in timing.replays(cat, patterns, 3, batch_size, repeats=2, beside=beside).items():
-        assert (found.full.sum(axis=1) == 24 * 4).all() and (found.early.sum(axis=1) == patterns[name].sum()).all()
+    for name, found in timing.replays(
+        cat, patterns, 3, batch_size, repeats=2, beside=beside
+    ).items():
+        assert (found.full.sum(axis=1) == 24 * 4).all() and (
+            found.early.sum(axis=1) == patterns[name].sum()
+        ).all()
         assert found.share == patterns[name].mean() / 4
         np.testing.assert_allclose(found.ratios, [found.share] * 2)
         if batch_size == 1:
@@ -52,8 +64,13 @@ def test_tensors_held_are_counted_where_most_are_held():
 
 def test_a_measurement_says_where_and_when(tmp_path):
     info = tmp_path / "cpuinfo"
-    info.write_text("model name\t: Intel(R) Xeon(R) Gold 6130 CPU @ 2.10GHz\nflags\t\t: fpu avx2 avx512f\n")
+    info.write_text(
+        "model name\t: Intel(R) Xeon(R) Gold 6130 CPU @ 2.10GHz\nflags\t\t: fpu avx2 avx512f\n"
+    )
     threads = torch.get_num_threads()
     assert timing.machine(info) == f"{threads} threads of Intel Xeon Gold 6130 CPU with AVX512"
     assert timing.machine(tmp_path / "none").startswith(f"{threads} threads of ")
-    assert set(timing.measured_here(3)) == {"machine", "date", "repeats"} and timing.measured_here(3)["repeats"] == 3
+    assert (
+        set(timing.measured_here(3)) == {"machine", "date", "repeats"}
+        and timing.measured_here(3)["repeats"] == 3
+    )

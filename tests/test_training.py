@@ -1,4 +1,6 @@
-"""From text to states, heads, meta classifiers and tables, on tiny real models: fast paths against slow and obvious ones."""
+"""From text to states, heads, meta classifiers and tables, on tiny real models: fast paths against
+slow and obvious ones.
+"""
 
 import json
 import warnings
@@ -6,19 +8,32 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
 from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from cats import exit_layers, tasks
-from cats.backbone import Backbone
-from cats.extraction import States, by_length, collate, extract, keep_cls, tokenise
-from cats.heads import UPDATES, Heads, fit_temperatures, moments, train_heads
-from cats.meta import FEATURES, Meta, consistent, features, score, train_meta
-from cats.pipeline import Run, load_module, save_module
-from cats.training import fine_tune, fold_classifier, fresh_model, last_checkpoint, load_fine_tuned, standardise_classifier, tokenizer_of, warn_if_diverged, zero_classifier
+from cats import exit_layers
+from cats.model.backbone import Backbone
+from cats.model.heads import UPDATES, Heads, fit_temperatures, moments, train_heads
+from cats.model.meta import FEATURES, Meta, consistent, features, score, train_meta
+from cats.train import tasks
+from cats.train.finetune import (
+    fine_tune,
+    fold_classifier,
+    fresh_model,
+    last_checkpoint,
+    load_fine_tuned,
+    standardise_classifier,
+    tokenizer_of,
+    warn_if_diverged,
+    zero_classifier,
+)
+from cats.train.run import Run, load_module, save_module
+from cats.train.states import States, by_length, collate, extract, keep_cls, tokenise
 
 SIZES = {"train": 120, "validation": 40, "test": 40}
-QUICK = dict(model="demo", limit=SIZES, training={"epochs": 1}, early={"epochs": 2}, meta={"epochs": 2})
+QUICK = dict(
+    model="demo", limit=SIZES, training={"epochs": 1}, early={"epochs": 2}, meta={"epochs": 2}
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +46,7 @@ def setting():
 
 
 def write_states(folder, n=50, layers=4, d=6, classes=3, chunk=16, seed=0):
-    """A folder of random states as `extract` would leave it, with layers on very different scales."""
+    """A folder of random states as `extract` would leave it, layers on very different scales."""
     torch.manual_seed(seed)
     cls = torch.randn(n, layers, d) * torch.tensor([0.01, 1, 100, 1][:layers])[:, None] + 3
     logits = torch.randn(n, classes)
@@ -45,7 +60,8 @@ def write_states(folder, n=50, layers=4, d=6, classes=3, chunk=16, seed=0):
     return states, cls, logits
 
 
-# --- heads ----------------------------------------------------------------------------------------------------------
+# --- heads
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("history", [False, True])
@@ -60,7 +76,11 @@ def test_stacked_heads_equal_one_linear_head_a_layer(history):
         w_p, w_o = nn.Linear(7 + 3 * len(past), 32), nn.Linear(32, 3)
         inputs = [heads.w_p[k - 1]] + ([heads.w_h[k - 1, : 3 * len(past)]] if history else [])
         w_p.weight.data = torch.cat(inputs).T if history else inputs[0].T
-        w_p.bias.data, w_o.weight.data, w_o.bias.data = heads.b_p[k - 1], heads.w_o[k - 1].T, heads.b_o[k - 1]
+        w_p.bias.data, w_o.weight.data, w_o.bias.data = (
+            heads.b_p[k - 1],
+            heads.w_o[k - 1].T,
+            heads.b_o[k - 1],
+        )
         phi = torch.tanh(w_p(torch.cat([cls[k - 1], *(past if history else [])], -1)))
         torch.testing.assert_close(hidden[k - 1], phi)
         torch.testing.assert_close(logits[k - 1], w_o(phi))
@@ -69,7 +89,9 @@ def test_stacked_heads_equal_one_linear_head_a_layer(history):
 
 
 def test_multiply_accumulates_of_the_paper():
-    """66,304 for an early head of Albert-xlarge with two labels (with history, on average), 1,920 for a meta classifier."""
+    """66,304 for an early head of Albert-xlarge with two labels (with history, on average), 1,920
+    for a meta classifier.
+    """
     d, early, classes = 2048, 23, 2
     with_history = [(d + classes * (k - 1)) * 32 + 32 * classes for k in range(1, early + 1)]
     assert np.mean(with_history) == 66_304
@@ -88,7 +110,9 @@ def test_folding_changes_nothing():
 
 
 def test_training_together_equals_training_one_layer_at_a_time(tmp_path):
-    """AdamW works on each weight alone and layers share none, so the stacked run must reproduce every single one."""
+    """AdamW works on each weight alone and layers share none, so the stacked run must reproduce
+    every single one.
+    """
     states, cls, _ = write_states(tmp_path / "s")
     labels = np.random.default_rng(0).integers(3, size=50)
     heads, losses = train_heads(states, 3, labels, epochs=3, batch_size=8, seed=5)
@@ -97,12 +121,17 @@ def test_training_together_equals_training_one_layer_at_a_time(tmp_path):
     torch.testing.assert_close(moments(states), (mean, std), atol=1e-4, rtol=1e-4)
     mean, std = moments(states)
     torch.manual_seed(5)
-    fresh, updates = Heads(3, 6, 3), 3 * sum(-(-len(states.rows(i)) // 8) for i in range(states.n_chunks))
+    fresh, updates = (
+        Heads(3, 6, 3),
+        3 * sum(-(-len(states.rows(i)) // 8) for i in range(states.n_chunks)),
+    )
     for k in range(3):
-        weights = [nn.Parameter(getattr(fresh, name)[k].clone()) for name in ("w_p", "b_p", "w_o", "b_o")]
+        weights = [
+            nn.Parameter(getattr(fresh, name)[k].clone()) for name in ("w_p", "b_p", "w_o", "b_o")
+        ]
         optimizer = torch.optim.AdamW(weights, lr=1e-3, weight_decay=0.01)
         generator, step, total = torch.Generator().manual_seed(5), 0, 0
-        for epoch in range(3):
+        for _ in range(3):
             total = 0
             for i in torch.randperm(states.n_chunks, generator=generator).tolist():
                 rows = states.rows(i)
@@ -117,7 +146,9 @@ def test_training_together_equals_training_one_layer_at_a_time(tmp_path):
                     step, total = step + 1, total + loss.item() * len(batch)
         assert losses[-1, k].item() == pytest.approx(total / 50, rel=1e-4)
         h = cls[:, k]
-        expected = torch.tanh((h - mean[k]) / std[k] @ weights[0] + weights[1]) @ weights[2] + weights[3]
+        expected = (
+            torch.tanh((h - mean[k]) / std[k] @ weights[0] + weights[1]) @ weights[2] + weights[3]
+        )
         together = heads(cls[:, :-1].transpose(0, 1))[0][k]
         torch.testing.assert_close(together, expected.detach(), atol=1e-3, rtol=1e-3)
 
@@ -149,21 +180,26 @@ def test_regression_heads_reduce_the_squared_error(tmp_path):
 
 
 def test_temperatures_undo_a_known_overconfidence(tmp_path):
-    """Labels drawn from a head's own softmax; its logits are then tripled, so the best temperature is 3."""
+    """Labels drawn from a head's own softmax; its logits are then tripled, so the best temperature
+    is 3.
+    """
     states, _, _ = write_states(tmp_path / "s", n=4000, chunk=512)
     torch.manual_seed(1)
     heads = Heads(3, 6, 3).requires_grad_(False)
     cls = states.gather("cls").float()
     for k in (1, 2):
         heads.w_o *= 3  # far from uniform
-        labels = torch.multinomial(heads(cls[:, :-1].transpose(0, 1))[0][k - 1].softmax(-1), 1)[:, 0].numpy()
+        labels = torch.multinomial(heads(cls[:, :-1].transpose(0, 1))[0][k - 1].softmax(-1), 1)[
+            :, 0
+        ].numpy()
         heads.w_o[k - 1] *= 3
         heads.b_o[k - 1] *= 3
         fit_temperatures(heads, states, labels, steps=200, learning_rate=0.1)
         assert heads.temperature[k - 1].item() == pytest.approx(3, rel=0.15)
 
 
-# --- meta classifiers -------------------------------------------------------------------------------------------------
+# --- meta classifiers
+# -------------------------------------------------------------------------------------------------
 
 
 def slow_features(logits, hidden, k, drop):
@@ -174,8 +210,15 @@ def slow_features(logits, hidden, k, drop):
     top = sorted(p[k - 1].tolist(), reverse=True) if classes > 1 else None
     parts = {
         "hidden": hidden[k - 1].tolist(),
-        "prediction": [float(said[k - 1] == c) for c in range(1, classes)] if classes > 1 else [logits[k - 1, 0].item()],
-        "history": [(p[j][said[j]].item() if classes > 1 else logits[j, 0].item()) if j < k - 1 else 0.0 for j in range(early)],
+        "prediction": (
+            [float(said[k - 1] == c) for c in range(1, classes)]
+            if classes > 1
+            else [logits[k - 1, 0].item()]
+        ),
+        "history": [
+            (p[j][said[j]].item() if classes > 1 else logits[j, 0].item()) if j < k - 1 else 0.0
+            for j in range(early)
+        ],
         "pmax": [top[0]] if top else [],
         "pdiff": [top[0] - top[1]] if top else [],
     }
@@ -221,12 +264,15 @@ def test_modules_come_back_from_disk(tmp_path):
         load_module(Meta, tmp_path / "cut.safetensors")
 
 
-# --- extraction -------------------------------------------------------------------------------------------------------
+# --- extraction
+# --------------------------------------------------------------------------------------------------
 
 
 def test_states_equal_the_models_own_hidden_states(setting, tmp_path):
     backbone, tokenizer, data, task = setting
-    states = extract(backbone, tokenizer, data, task.columns, tmp_path / "s", max_length=48, chunk=16)
+    states = extract(
+        backbone, tokenizer, data, task.columns, tmp_path / "s", max_length=48, chunk=16
+    )
     for i in (0, 7, 39):
         batch = collate(tokenizer, tokenise(tokenizer, data.select([i]), task.columns, 48))
         with torch.no_grad():
@@ -234,8 +280,12 @@ def test_states_equal_the_models_own_hidden_states(setting, tmp_path):
         torch.testing.assert_close(states.gather("logits")[i], out.logits[0], atol=1e-5, rtol=1e-5)
         for k in (1, 6, 11):
             expected = out.hidden_states[k][0, 0]
-            torch.testing.assert_close(states.gather("cls")[i, k - 1], expected, atol=1e-5, rtol=1e-5)  # half precision would be off by 5e-4
-    assert sorted(np.concatenate([states.rows(i) for i in range(states.n_chunks)])) == list(range(40))
+            torch.testing.assert_close(
+                states.gather("cls")[i, k - 1], expected, atol=1e-5, rtol=1e-5
+            )  # half precision would be off by 5e-4
+    assert sorted(np.concatenate([states.rows(i) for i in range(states.n_chunks)])) == list(
+        range(40)
+    )
 
 
 def test_killed_extraction_goes_on_and_gives_the_same(setting, tmp_path):
@@ -272,7 +322,9 @@ def test_states_of_another_model_or_other_data_are_not_taken(setting, tmp_path):
         States(tmp_path / "s", other)
     again = extract(other, tokenizer, data, task.columns, tmp_path / "s", max_length=48)
     assert States(tmp_path / "s", other).plan == again.plan
-    fewer = extract(other, tokenizer, data.select(range(5)), task.columns, tmp_path / "s", max_length=48)
+    fewer = extract(
+        other, tokenizer, data.select(range(5)), task.columns, tmp_path / "s", max_length=48
+    )
     assert len(fewer) == 5
     same, renamed = tokenizer_of("demo"), tokenizer_of("demo")
     renamed.add_tokens(["zebra"])
@@ -286,9 +338,14 @@ def test_states_of_another_model_or_other_data_are_not_taken(setting, tmp_path):
 
 def test_a_text_of_100_000_words_is_cut(setting, tmp_path):
     backbone, tokenizer, _, task = setting
-    data = tasks.from_texts(task.columns, ["The plot was superb. " * 25_000, "The plot was superb."])
+    data = tasks.from_texts(
+        task.columns, ["The plot was superb. " * 25_000, "The plot was superb."]
+    )
     states = extract(backbone, tokenizer, data, task.columns, tmp_path / "s", max_length=10**9)
-    assert states.plan["max_length"] == backbone.max_tokens and torch.isfinite(states.gather("logits")).all()
+    assert (
+        states.plan["max_length"] == backbone.max_tokens
+        and torch.isfinite(states.gather("logits")).all()
+    )
 
 
 def test_batches_hold_similar_lengths_and_every_row_once():
@@ -300,11 +357,15 @@ def test_batches_hold_similar_lengths_and_every_row_once():
     assert all(min(a) >= max(b) for a, b in zip(lengths, lengths[1:]))
 
 
-# --- fine-tuning and the whole run --------------------------------------------------------------------------------------
+# --- fine-tuning and the whole run
+# --------------------------------------------------------------------------------------
 
 
 def test_fine_tuning_resumes_after_a_kill(tmp_path):
-    task, options = tasks.find("sentiment"), dict(epochs=2, batch_size=16, learning_rate=1e-3, save_steps=4)
+    task, options = (
+        tasks.find("sentiment"),
+        dict(epochs=2, batch_size=16, learning_rate=1e-3, save_steps=4),
+    )
     data = tasks.load(task, limit=SIZES)
     fine_tune(task, data, "demo", tmp_path / "whole", **options)
 
@@ -315,7 +376,7 @@ def test_fine_tuning_resumes_after_a_kill(tmp_path):
             if state.global_step == 6:
                 raise KeyboardInterrupt
 
-    import cats.training as training
+    import cats.train.finetune as training
 
     plain = training.Trainer
     training.Trainer = lambda *a, **k: plain(*a, **k, callbacks=[Kill()])
@@ -325,7 +386,9 @@ def test_fine_tuning_resumes_after_a_kill(tmp_path):
     finally:
         training.Trainer = plain
     assert last_checkpoint(tmp_path / "killed" / "checkpoints").name == "checkpoint-4"
-    (tmp_path / "killed" / "checkpoints" / "checkpoint-5").mkdir()  # half-written: must not be resumed
+    (
+        tmp_path / "killed" / "checkpoints" / "checkpoint-5"
+    ).mkdir()  # half-written: must not be resumed
     fine_tune(task, data, "demo", tmp_path / "killed", **options)
     whole, killed = (load_fine_tuned(tmp_path / name, task)[0] for name in ("whole", "killed"))
     for a, b in zip(whole.model.parameters(), killed.model.parameters()):
@@ -338,9 +401,18 @@ def test_standardised_classifier_folds_to_the_same_function():
 
     torch.manual_seed(0)
     model = MobileBertForSequenceClassification(
-        MobileBertConfig(vocab_size=300, num_hidden_layers=2, hidden_size=32, intra_bottleneck_size=16, embedding_size=16,
-                         intermediate_size=32, num_attention_heads=2, max_position_embeddings=64, num_labels=3)
-    ).eval()  # fmt: skip
+        MobileBertConfig(
+            vocab_size=300,
+            num_hidden_layers=2,
+            hidden_size=32,
+            intra_bottleneck_size=16,
+            embedding_size=16,
+            intermediate_size=32,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            num_labels=3,
+        )
+    ).eval()
     tokenizer = tokenizer_of("demo")
     rows = tokenise(tokenizer, tasks.load("sentiment", limit=SIZES)["test"], ("text",), 40)
     standardise_classifier(model, tokenizer, rows)
@@ -365,9 +437,15 @@ def test_the_whole_run(name, tmp_path):
     run = Run(name, folder=tmp_path / "run", **QUICK)
     table = run.table("validation")
     assert len(table) == 40 and table.n_layers == 12 and table.regression == (name == "similarity")
-    assert table.metadata["task"] == name and table.metadata["rows"]["tune"] == 84 and table.metadata["versions"]["torch"]
+    assert (
+        table.metadata["task"] == name
+        and table.metadata["rows"]["tune"] == 84
+        and table.metadata["versions"]["torch"]
+    )
     # the table says what the model and its heads say
-    batch = collate(run.tokenizer, tokenise(run.tokenizer, run.data["validation"], run.task.columns, 48))
+    batch = collate(
+        run.tokenizer, tokenise(run.tokenizer, run.data["validation"], run.task.columns, 48)
+    )
     cls, logits = run.backbone.states(batch)
     early, meta = score(run.heads, run.metas, cls)
     np.testing.assert_allclose(table.logits[:, :-1], early, atol=1e-4)
@@ -379,12 +457,20 @@ def test_the_whole_run(name, tmp_path):
     out = cat.predict(list(zip(*(rows[column][:] for column in run.task.columns))), 0.3)
     thresholds = cat.thresholds(0.3)
     near = (np.abs(table.scores("meta") - thresholds) < 1e-5).any(axis=1)
-    assert near.sum() <= 2 and (out.exit_layers == exit_layers(table.scores("meta"), thresholds))[~near].all()
+    assert (
+        near.sum() <= 2
+        and (out.exit_layers == exit_layers(table.scores("meta"), thresholds))[~near].all()
+    )
     # a second run loads, a change of the meta classifier only makes what depends on it
     stamp = lambda: {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").glob("*.safetensors")}
     before = stamp()
-    assert Run(name, folder=tmp_path / "run", **QUICK).table("validation").sha256 == table.sha256 and stamp() == before
-    other = Run(name, folder=tmp_path / "run", **QUICK | {"meta": {"epochs": 2, "drop": ["history"]}})
+    assert (
+        Run(name, folder=tmp_path / "run", **QUICK).table("validation").sha256 == table.sha256
+        and stamp() == before
+    )
+    other = Run(
+        name, folder=tmp_path / "run", **QUICK | {"meta": {"epochs": 2, "drop": ["history"]}}
+    )
     assert other.table("validation").sha256 != table.sha256
     assert stamp()["heads.safetensors"] == before["heads.safetensors"]
 
@@ -392,9 +478,18 @@ def test_the_whole_run(name, tmp_path):
 def test_heads_of_other_data_are_not_taken_up(tmp_path):
     """A model that is fine-tuned already does not change with the data; its heads must."""
     first = Run("sentiment", folder=tmp_path / "run", **QUICK)
-    first.heads
+    assert first.heads
     options = QUICK | {"model": str(tmp_path / "run" / "model"), "fine_tuned": True}
-    tuned = {rows: Run("sentiment", folder=tmp_path / "tuned", **options | {"limit": SIZES | {"train": rows}}).heads.w_p for rows in (120, 60)}
+    tuned = {
+        rows: (
+            Run(
+                "sentiment",
+                folder=tmp_path / "tuned",
+                **options | {"limit": SIZES | {"train": rows}},
+            ).heads.w_p
+        )
+        for rows in (120, 60)
+    }
     assert not torch.equal(tuned[120], tuned[60])
 
 
@@ -416,7 +511,10 @@ def test_a_kill_between_file_and_record_leaves_nothing_to_trust(tmp_path):
 
 def test_nothing_is_calibrated_that_was_trained_on():
     run = Run("claims", **QUICK)
-    parts = {name: {tuple(row[c] for c in run.task.columns) for row in part} for name, part in run.data.items()}
+    parts = {
+        name: {tuple(row[c] for c in run.task.columns) for row in part}
+        for name, part in run.data.items()
+    }
     for a in ("tune", "scale", "meta"):
         for b in ("tune", "scale", "meta", "validation", "test"):
             assert a == b or not parts[a] & parts[b], (a, b)
@@ -425,19 +523,45 @@ def test_nothing_is_calibrated_that_was_trained_on():
 
 
 def test_two_seeds_give_two_runs():
-    assert len({Run("topics", seed=1).folder, Run("topics").folder, Run("topics", "demo-shared").folder}) == 3
+    assert (
+        len(
+            {
+                Run("topics", seed=1).folder,
+                Run("topics").folder,
+                Run("topics", "demo-shared").folder,
+            }
+        )
+        == 3
+    )
 
 
 def test_a_classifier_can_start_at_zero():
-    config = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 3}
-    model, other = (AutoModelForSequenceClassification.from_config(AutoConfig.for_model(name, **config)) for name in ("bert", "roberta"))
+    config = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "num_labels": 3,
+    }
+    model, other = (
+        AutoModelForSequenceClassification.from_config(AutoConfig.for_model(name, **config))
+        for name in ("bert", "roberta")
+    )
     zero_classifier(model)
     assert not model(input_ids=torch.arange(8)[None]).logits.any()
     with pytest.raises(TypeError, match="only a linear classifier"):
         zero_classifier(other)
 
 
-@pytest.mark.parametrize("losses, warned", [([1.0, 0.9, 0.8, 0.5], False), ([1.02, 0.98, 24.0, 9.0, 2.0, 1.4, 1.3, 1.25], True), ([1.0, float("nan")], True), ([0.7], False)])
+@pytest.mark.parametrize(
+    "losses, warned",
+    [
+        ([1.0, 0.9, 0.8, 0.5], False),
+        ([1.02, 0.98, 24.0, 9.0, 2.0, 1.4, 1.3, 1.25], True),
+        ([1.0, float("nan")], True),
+        ([0.7], False),
+    ],
+)
 def test_a_model_that_diverged_is_not_passed_over_in_silence(losses, warned):
     with warnings.catch_warnings(record=True, action="always") as caught:
         warn_if_diverged(losses)

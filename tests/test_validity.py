@@ -1,6 +1,7 @@
 """The theorems against exact laws; what is broken on purpose must be caught.
 
-Every check states its false-alarm probability (at most ALARM each, seeded) and is run on a broken twin that has to fail.
+Every check states its false-alarm probability (at most ALARM each, seeded) and is run on a broken
+twin that has to fail.
 """
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 from scipy import stats
 
 import cats
-from cats import Synthetic, validity
-from cats.calibration import conformal_rank, worst_score
-from cats.evaluation import split
+from cats import Synthetic
+from cats.stats import validity
+from cats.stats.calibrators import conformal_rank, worst_score
+from cats.stats.trials import split
 
 ALARM = 1e-6
 QUICK = {"trials": 1500, "alarm": ALARM}
@@ -24,7 +26,9 @@ CLAIMS = {
     "Proposition 4.1": lambda: validity.proposition_41(inputs=40_000),
     "first_exit, inclusion": lambda: validity.first_exit_inclusion(inputs=40_000),
     "Theorem 4.4, law": lambda: validity.independent_coverage(trials=500, alarm=ALARM),
-    "Theorem 4.4": lambda: validity.marginal("independent", n=600, epsilon=0.3, trials=500, alarm=ALARM),
+    "Theorem 4.4": lambda: validity.marginal(
+        "independent", n=600, epsilon=0.3, trials=500, alarm=ALARM
+    ),
     "Theorem 4.6, law": lambda: validity.coverage("shared", **QUICK),
     "Theorem 4.6": lambda: validity.marginal("shared", **QUICK),
     "shared_all, law": lambda: validity.coverage("shared_all", **QUICK),
@@ -49,7 +53,8 @@ def test_controls_fail():
         assert not check.ok and check.false_alarm <= ALARM, check
 
 
-# --- planted bugs: each is put where the right thing was, and a check or property of this suite must notice ---------
+# --- planted bugs: each is put where the right thing was, and a check or property of this suite
+# must notice ---------
 
 
 def calibrate_with(quantile):
@@ -63,7 +68,9 @@ def calibrate_with(quantile):
 
 def test_right_quantile_passes_the_harness():
     """The harness itself is sound: with nothing broken in it the law holds."""
-    check = validity.coverage("shared_all", n=20, calibrate=calibrate_with(cats.conformal_quantile), **QUICK)
+    check = validity.coverage(
+        "shared_all", n=20, calibrate=calibrate_with(cats.conformal_quantile), **QUICK
+    )
     assert check.ok, check
 
 
@@ -87,14 +94,18 @@ def test_bug_maximum_over_consistent_layers_is_caught():
         return worst_score(scores, ~consistent)
 
     def calibrate(scores, consistent, epsilon, method):
-        return np.full(scores.shape[1], cats.conformal_quantile(statistic(scores, consistent), 1 - epsilon))
+        return np.full(
+            scores.shape[1], cats.conformal_quantile(statistic(scores, consistent), 1 - epsilon)
+        )
 
     assert not validity.proposition_41(inputs=40_000, statistic=statistic).ok
     assert not validity.coverage("shared_all", calibrate=calibrate, **QUICK).ok
 
 
 def test_bug_calibrating_on_the_test_split_is_caught():
-    """Over random splits of one pool the number covered is BetaBinomial; calibrated on the test part it hardly varies."""
+    """Over random splits of one pool the number covered is BetaBinomial; calibrated on the test
+    part it hardly varies.
+    """
     table = Synthetic(layers=8).table(1000)
     values = worst_score(table.scores("meta"), table.consistent)
     law = validity.covered_law(800, 200, 0.1)
@@ -113,7 +124,8 @@ def test_bug_calibrating_on_the_test_split_is_caught():
     assert right.ok and not wrong.ok
 
 
-# --- the laws and the generator themselves --------------------------------------------------------------------------
+# --- the laws and the generator themselves
+# --------------------------------------------------------------------------
 
 
 def test_random_splits_follow_the_beta_binomial_law():
@@ -129,17 +141,25 @@ def test_beta_law_has_the_right_mean():
         assert validity.covered_law(n, 50, epsilon).mean() == pytest.approx(50 * rank / (n + 1))
 
 
-@pytest.mark.parametrize("population", [Synthetic(), Synthetic(layers=5, skill=0.3), Synthetic().harder()], ids=repr)
+@pytest.mark.parametrize(
+    "population", [Synthetic(), Synthetic(layers=5, skill=0.3), Synthetic().harder()], ids=repr
+)
 def test_truth_equals_a_large_sample(population):
-    """True risk, layers and coverages against 200,000 inputs; two-sided normal bounds, false alarm about 1e-9 each."""
+    """True risk, layers and coverages against 200,000 inputs; two-sided normal bounds, false alarm
+    about 1e-9 each.
+    """
     n = 200_000
     scores, consistent, hard = population.draw(n, np.random.default_rng(0))
     right = np.random.default_rng(1).random(n) < population.p_right[hard]
     thresholds = np.random.default_rng(2).random(population.layers - 1)
-    wrong = ~np.column_stack([consistent, np.ones(n, bool)])[np.arange(n), cats.exit_layers(scores, thresholds) - 1]
+    wrong = ~np.column_stack([consistent, np.ones(n, bool)])[
+        np.arange(n), cats.exit_layers(scores, thresholds) - 1
+    ]
 
     def close(sample, truth):
-        return abs(sample.mean() - truth) < stats.norm.isf(5e-10) * sample.std() / np.sqrt(len(sample))
+        return abs(sample.mean() - truth) < stats.norm.isf(5e-10) * sample.std() / np.sqrt(
+            len(sample)
+        )
 
     assert close(wrong, population.risk(thresholds))
     assert close(wrong[right], population.risk(thresholds, given_right=True))
@@ -148,7 +168,9 @@ def test_truth_equals_a_large_sample(population):
     for t in (0.2, 0.5, 0.9):
         assert close(worst_score(scores, consistent) <= t, population.coverage(t, "shared_all"))
         assert close(worst_score(scores, consistent)[some] <= t, population.coverage(t, "shared"))
-        assert close(worst_score(scores, consistent, True) <= t, population.coverage(t, "first_exit"))
+        assert close(
+            worst_score(scores, consistent, True) <= t, population.coverage(t, "first_exit")
+        )
     at = population.coverage(thresholds, "independent")
     for k in range(population.layers - 1):
         assert close(scores[~consistent[:, k], k] <= thresholds[k], at[k])
@@ -159,7 +181,9 @@ def test_synthetic_table_keeps_what_was_drawn():
     table = population.table(300, seed=5)
     scores, consistent, _ = population.draw(300, np.random.default_rng(5))
     assert (table.consistent == consistent).all() and (table.scores("meta") == scores).all()
-    assert table.sha256 == population.table(300, seed=5).sha256 != population.table(300, seed=6).sha256
+    assert (
+        table.sha256 == population.table(300, seed=5).sha256 != population.table(300, seed=6).sha256
+    )
 
 
 @pytest.mark.parametrize("bad", [{"layers": 1}, {"classes": 1}, {"difficulty": (0.5, 0.6)}])

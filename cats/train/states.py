@@ -1,8 +1,10 @@
-"""Running F over a data set once: tokens, length buckets, and chunk files that a killed run goes on from.
+"""Running F over a data set once: tokens, length buckets, and chunk files that a killed run goes on
+from.
 
-Every layer's [CLS] goes to disk in chunks of a few hundred inputs. Heads and meta classifiers are then
-trained from the chunks, so their memory is bounded by one chunk and not by the data set, and F never runs again.
-A chunk is a random part of the data: inside it inputs are sorted by length for speed, between chunks nothing is.
+Every layer's [CLS] goes to disk in chunks of a few hundred inputs. Heads and meta classifiers are
+then trained from the chunks, so their memory is bounded by one chunk and not by the data set, and F
+never runs again. A chunk is a random part of the data: inside it inputs are sorted by length for
+speed, between chunks nothing is.
 """
 
 import hashlib
@@ -19,16 +21,19 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
-from cats import tasks
-from cats.files import write_json, writing
+from cats._io import write_json, writing
+from cats.train import tasks
 
 CHUNK = 512  # inputs a file
 TOKENS = 4096  # tokens a batch
 
 
 def processes():
-    """The processes that share the work, of which this is one: as many as were launched, on CPUs as well as on GPUs."""
-    # without cpu=True every CPU process would think it is alone; the others wait while the first one trains heads
+    """The processes that share the work, of which this is one: as many as were launched, on CPUs as
+    well as on GPUs.
+    """
+    # without cpu=True every CPU process would think it is alone; the others wait while the first
+    # one trains heads
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=1))
 
 
@@ -38,7 +43,9 @@ def tokenise(tokenizer, data, columns, max_length):
 
 
 def encode(tokenizer, texts, max_length):
-    """Token ids of every row, cut at max_length, from one or two columns of texts: a list of dicts, not yet padded."""
+    """Token ids of every row, cut at max_length, from one or two columns of texts: a list of dicts,
+    not yet padded.
+    """
     if not any(texts):
         return []
     encoded = tokenizer(*texts, truncation=True, max_length=max_length)
@@ -46,20 +53,32 @@ def encode(tokenizer, texts, max_length):
 
 
 def tokenizer_hash(tokenizer):
-    """A hash of how text becomes tokens, whatever length the tokenizer was last told to cut or pad at."""
+    """A hash of how text becomes tokens, whatever length the tokenizer was last told to cut or pad
+    at.
+    """
     fast = getattr(tokenizer, "backend_tokenizer", None)
-    rules = json.loads(fast.to_str()) | {"truncation": None, "padding": None} if fast else tokenizer.get_vocab()
+    rules = (
+        json.loads(fast.to_str()) | {"truncation": None, "padding": None}
+        if fast
+        else tokenizer.get_vocab()
+    )
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
 
 def collate(tokenizer, rows, extra_padding=0):
-    """Rows padded on the right to the longest of them (and `extra_padding` columns more), as tensors."""
+    """Rows padded on the right to the longest of them (and `extra_padding` columns more), as
+    tensors.
+    """
     longest = max(len(row["input_ids"]) for row in rows) + extra_padding
-    return tokenizer.pad(rows, padding="max_length", max_length=longest, padding_side="right", return_tensors="pt")
+    return tokenizer.pad(
+        rows, padding="max_length", max_length=longest, padding_side="right", return_tensors="pt"
+    )
 
 
 def by_length(rows, tokens):
-    """Row numbers in batches of similar length and at most so many tokens, longest first: if memory is short it shows at once."""
+    """Row numbers in batches of similar length and at most so many tokens, longest first: if memory
+    is short it shows at once.
+    """
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]["input_ids"]))
     batches = []
     while order:
@@ -70,25 +89,48 @@ def by_length(rows, tokens):
 
 
 def keep_cls(cls, logits):
-    """What head and meta training need: [CLS] after every layer, and F's logits, in the precision that predictions are made in.
+    """What head and meta training need: [CLS] after every layer, and F's logits, in the precision
+    that predictions are made in.
 
-    Half precision would halve the disk, and ruin the heads: the first layers of a BERT have coordinates that hardly differ from
-    input to input, so what is left of them after rounding is not what a head meets later.
+    Half precision would halve the disk, and ruin the heads: the first layers of a BERT have
+    coordinates that hardly differ from input to input, so what is left of them after rounding is
+    not what a head meets later.
     """
     return {"cls": cls, "logits": logits}
 
 
 def mixed(autocast, backbone):
-    """F in lower precision where asked for ("bfloat16", "float16"); heads and scores always stay in float32."""
-    return torch.autocast(backbone.device.type, getattr(torch, autocast)) if autocast else nullcontext()
+    """F in lower precision where asked for ("bfloat16", "float16"); heads and scores always stay in
+    float32.
+    """
+    return (
+        torch.autocast(backbone.device.type, getattr(torch, autocast))
+        if autocast
+        else nullcontext()
+    )
 
 
-def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TOKENS, chunk=CHUNK, seed=0, read=keep_cls, reads="cls in float32", autocast=None):
-    """Run F over the data and write read([CLS] (rows, l, d), logits (rows, C)) to `folder`, chunk by chunk.
+def extract(
+    backbone,
+    tokenizer,
+    data,
+    columns,
+    folder,
+    *,
+    max_length,
+    tokens=TOKENS,
+    chunk=CHUNK,
+    seed=0,
+    read=keep_cls,
+    reads="cls in float32",
+    autocast=None,
+):
+    """Run F over the data and write read([CLS] (rows, l, d), logits (rows, C)) to `folder`, chunk
+    by chunk.
 
-    Goes on where an interrupted run was; the result is the same. Under `accelerate launch` the processes share the
-    chunks. `reads` names what `read` computes: a folder made from another model, tokenizer or data, or for another use, is
-    made again from the start.
+    Goes on where an interrupted run was; the result is the same. Under `accelerate launch` the
+    processes share the chunks. `reads` names what `read` computes: a folder made from another
+    model, tokenizer or data, or for another use, is made again from the start.
     """
     folder, max_length = Path(folder), min(max_length, backbone.max_tokens)
     plan = {
@@ -103,7 +145,11 @@ def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TO
         "autocast": autocast,
     }
     group = processes()
-    if group.is_main_process and (folder / "plan.json").exists() and json.loads((folder / "plan.json").read_text()) != plan:
+    if (
+        group.is_main_process
+        and (folder / "plan.json").exists()
+        and json.loads((folder / "plan.json").read_text()) != plan
+    ):
         shutil.rmtree(folder)
     if group.is_main_process:
         write_json(folder / "plan.json", plan)
@@ -112,14 +158,22 @@ def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TO
     mine = range(group.process_index, states.n_chunks, group.num_processes)
     todo = [i for i in mine if not states.path(i).exists()]
     done = sum(len(states.rows(i)) for i in mine) - sum(len(states.rows(i)) for i in todo)
-    bar = tqdm(total=sum(len(states.rows(i)) for i in mine), initial=done, unit="inputs", desc=reads, disable=not todo)
+    bar = tqdm(
+        total=sum(len(states.rows(i)) for i in mine),
+        initial=done,
+        unit="inputs",
+        desc=reads,
+        disable=not todo,
+    )
     for i in todo:
         rows = tokenise(tokenizer, data.select(states.rows(i)), columns, max_length)
         parts = {}
         for batch in by_length(rows, tokens):
             with torch.inference_mode():
                 with mixed(autocast, backbone):
-                    cls, logits = backbone.states(collate(tokenizer, [rows[j] for j in batch], backbone.extra_padding))
+                    cls, logits = backbone.states(
+                        collate(tokenizer, [rows[j] for j in batch], backbone.extra_padding)
+                    )
                 values = read(cls.float().cpu(), logits.float().cpu())
             for name, value in values.items():
                 if name not in parts:
@@ -134,7 +188,7 @@ def extract(backbone, tokenizer, data, columns, folder, *, max_length, tokens=TO
 
 
 class States:
-    """A folder of chunks as `extract` leaves it. Rows are numbered as in the data it was made from."""
+    """A folder of chunks as `extract` leaves it. Rows are numbered as in its data."""
 
     def __init__(self, folder, backbone=None):
         self.folder = Path(folder)
@@ -142,7 +196,9 @@ class States:
             raise FileNotFoundError(f"no extracted states in {folder}: run extract first")
         self.plan = json.loads((self.folder / "plan.json").read_text())
         if backbone is not None and self.plan["model"] != backbone.fingerprint:
-            raise ValueError(f"the states in {folder} come from another model than this one: extract them again")
+            raise ValueError(
+                f"the states in {folder} come from another model than this one: extract them again"
+            )
         self.n, self.chunk = self.plan["n"], self.plan["chunk"]
         self.n_chunks = -(-self.n // self.chunk)
         self._order = np.random.default_rng(self.plan["seed"]).permutation(self.n)
@@ -160,7 +216,10 @@ class States:
     def read(self, i, *names):
         """Tensors of chunk i."""
         if not self.path(i).exists():
-            raise ValueError(f"{self.folder} is not complete, chunk {i} of {self.n_chunks} is missing: run extract again")
+            raise ValueError(
+                f"{self.folder} is not complete, chunk {i} of {self.n_chunks} is missing: run"
+                " extract again"
+            )
         with safe_open(self.path(i), framework="pt") as file:
             return [file.get_tensor(name) for name in names]
 

@@ -1,9 +1,11 @@
 """What a run needs before it is started: work, memory and disk of every stage, from shapes alone.
 
-Models are built on the meta device, where tensors have a shape and no numbers, so RoBERTa-large costs nothing to ask about.
-n is the number of training inputs, l the layers, d the hidden size, T the tokens of an input:
+Models are built on the meta device, where tensors have a shape and no numbers, so RoBERTa-large
+costs nothing to ask about. n is the number of training inputs, l the layers, d the hidden size, T
+the tokens of an input:
 
-    fine-tuning   work n·epochs·3·F(T), F's own multiply-accumulates; memory 16 bytes a parameter, and what autograd keeps: l·T·d·rows
+    fine-tuning   work n·epochs·3·F(T), F's own multiply-accumulates; memory 16 bytes a parameter,
+                  and what autograd keeps: l·T·d·rows
     extraction    work n·F(T); disk n·l·d·4 bytes
     heads, meta   reading the states once an epoch; memory one chunk of 512·l·d·4 bytes, whatever n
     tables        disk m·(l·C + l - 1)·4 bytes for m held-out inputs
@@ -12,9 +14,9 @@ n is the number of training inputs, l the layers, d the hidden size, T the token
 import pandas as pd
 import torch
 
-from cats.cost import ends_macs, layer_macs
-from cats.extraction import CHUNK, TOKENS
-from cats.timing import random_backbone
+from cats.model.cost import ends_macs, layer_macs
+from cats.paper.timing import random_backbone
+from cats.train.states import CHUNK, TOKENS
 
 ADAM = 16  # bytes a parameter: weight, gradient and two moments in float32
 HUB = {
@@ -27,7 +29,9 @@ HUB = {
 
 
 def shaped(model, n_outputs=2):
-    """A classifier without weights, by its name on the Hub (of those in HUB, so that no network is needed)."""
+    """A classifier without weights, by its name on the Hub (of those in HUB, so that no network is
+    needed).
+    """
     with torch.device("meta"):
         return random_backbone(HUB[model.split("/")[-1]], n_outputs, attn_implementation="eager")
 
@@ -43,9 +47,12 @@ def full_macs(backbone, tokens):
 
 
 def kept_bytes(backbone, rows, tokens):
-    """What autograd keeps of a forward pass in float32 until the backward pass, weights not counted."""
+    """What autograd keeps of a forward pass in float32 until the backward pass, weights not
+    counted.
+    """
     weights = {tensor.untyped_storage()._cdata for tensor in backbone.model.parameters()}
-    kept = {}  # storage to a tensor in it, which must stay alive: a later storage would take its address
+    # storage to a tensor in it, which must stay alive: a later storage would take its address
+    kept = {}
 
     def keep(tensor):
         kept[tensor.untyped_storage()._cdata] = tensor
@@ -55,7 +62,11 @@ def kept_bytes(backbone, rows, tokens):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         backbone.model.train()(input_ids=ids)
     backbone.model.eval()  # as a Backbone always is
-    return sum(tensor.untyped_storage().nbytes() for storage, tensor in kept.items() if storage not in weights)
+    return sum(
+        tensor.untyped_storage().nbytes()
+        for storage, tensor in kept.items()
+        if storage not in weights
+    )
 
 
 def states_bytes(backbone, n):
@@ -68,7 +79,18 @@ def table_bytes(backbone, n):
     return n * (backbone.n_layers * backbone.num_labels * 4 + (backbone.n_layers - 1) * 4 + 8)
 
 
-def stages(backbone, n, held_out, tokens, epochs, batch_size=32, head_epochs=5, meta_epochs=20, speed=1e14, disk=5e8):
+def stages(
+    backbone,
+    n,
+    held_out,
+    tokens,
+    epochs,
+    batch_size=32,
+    head_epochs=5,
+    meta_epochs=20,
+    speed=1e14,
+    disk=5e8,
+):
     """Hours, gigabytes of disk and gigabytes of memory of every stage of one run.
 
     n, held_out       training inputs, and those of validation and test together
@@ -76,13 +98,40 @@ def stages(backbone, n, held_out, tokens, epochs, batch_size=32, head_epochs=5, 
     """
     forward, hours = 2 * full_macs(backbone, tokens), 1 / 3600
     weights, chunk = 4 * parameters(backbone), CHUNK * backbone.n_layers * backbone.hidden_size
-    run_f = 4 * TOKENS * max(matrix.out_features for matrix in backbone.model.modules() if isinstance(matrix, torch.nn.Linear))
-    read = {part: states_bytes(backbone, share * n) / disk for part, share in (("tune", 0.7), ("meta", 0.2))}
+    run_f = (
+        4
+        * TOKENS
+        * max(
+            matrix.out_features
+            for matrix in backbone.model.modules()
+            if isinstance(matrix, torch.nn.Linear)
+        )
+    )
+    read = {
+        part: states_bytes(backbone, share * n) / disk
+        for part, share in (("tune", 0.7), ("meta", 0.2))
+    }
     rows = [
-        ("fine-tuning", 3 * epochs * n * forward / speed, ADAM / 4 * weights, ADAM / 4 * weights + kept_bytes(backbone, 1, tokens) * batch_size),
+        (
+            "fine-tuning",
+            3 * epochs * n * forward / speed,
+            ADAM / 4 * weights,
+            ADAM / 4 * weights + kept_bytes(backbone, 1, tokens) * batch_size,
+        ),
         ("extraction", n * forward / speed, states_bytes(backbone, n), weights + 2 * run_f),
         ("early heads", head_epochs * read["tune"], 0, 3 * 4 * chunk),
         ("meta classifiers", meta_epochs * read["meta"], 0, 3 * 4 * chunk),
-        ("tables", held_out * forward / speed, table_bytes(backbone, held_out), weights + 2 * run_f),
+        (
+            "tables",
+            held_out * forward / speed,
+            table_bytes(backbone, held_out),
+            weights + 2 * run_f,
+        ),
     ]
-    return pd.DataFrame([(stage, seconds * hours, kept / 1e9, memory / 1e9) for stage, seconds, kept, memory in rows], columns=["stage", "hours", "disk", "memory"])
+    return pd.DataFrame(
+        [
+            (stage, seconds * hours, kept / 1e9, memory / 1e9)
+            for stage, seconds, kept, memory in rows
+        ],
+        columns=["stage", "hours", "disk", "memory"],
+    )

@@ -1,13 +1,17 @@
-"""From text to a ScoreTable in five steps, each kept in the run's folder: model, states, heads, meta, tables.
+"""From text to a ScoreTable in five steps, each kept in the run's folder: model, states, heads,
+meta, tables.
 
-    run = Run("sentiment")                  # the demo; or Run("imdb", "albert-xlarge-v2", folder="build/imdb")
+    run = Run("sentiment")                  # the demo; or Run("imdb", "albert-xlarge-v2",
+    folder="build/imdb")
     run.backbone                            # fine-tunes F, or loads it
     run.table("validation")                 # does whatever is still missing before it
 
-A step that is there and was made with the same settings from the same inputs is loaded; else it is made. A killed run
-goes on where it was. One set of settings is one folder. On several GPUs or machines the same, settings as JSON:
+A step that is there and was made with the same settings from the same inputs is loaded; else it is
+made. A killed run goes on where it was. One set of settings is one folder. On several GPUs or
+machines the same, settings as JSON:
 
-    accelerate launch --multi_gpu --num_processes 4 -m cats.pipeline '{"task": "imdb", "model": "albert-xlarge-v2", "folder": "build/imdb"}'
+    accelerate launch --multi_gpu --num_processes 4 -m cats.train.run '{"task": "imdb", "model":
+    "albert-xlarge-v2", "folder": "build/imdb"}'
 """
 
 import argparse
@@ -23,20 +27,31 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from cats import demo, tasks
-from cats.extraction import extract, processes
-from cats.files import BUILD, ROOT, versions, write_json, writing
-from cats.heads import Heads, fit_temperatures, train_heads
-from cats.meta import Meta, score, train_meta
-from cats.tables import TAU, ScoreTable
-from cats.training import fine_tune, load_fine_tuned
+from cats._io import BUILD, ROOT, versions, write_json, writing
+from cats.model.heads import Heads, fit_temperatures, train_heads
+from cats.model.meta import Meta, score, train_meta
+from cats.stats.table import TAU, ScoreTable
+from cats.train import demo, tasks
+from cats.train.finetune import fine_tune, load_fine_tuned
+from cats.train.states import extract, processes
 
 
 def save_module(module, path, about):
     """A module and what is known about it, in one safetensors file."""
-    header = {"cats": json.dumps({"kind": type(module).__name__, "shape": module.shape, "about": about}, sort_keys=True)}
+    header = {
+        "cats": json.dumps(
+            {"kind": type(module).__name__, "shape": module.shape, "about": about}, sort_keys=True
+        )
+    }
     with writing(path) as aside:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}, aside, header)
+        save_file(
+            {
+                name: tensor.detach().cpu().contiguous()
+                for name, tensor in module.state_dict().items()
+            },
+            aside,
+            header,
+        )
 
 
 def load_module(kind, path):
@@ -46,7 +61,9 @@ def load_module(kind, path):
             header = json.loads((file.metadata() or {}).get("cats", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error}): train it again") from None
+        raise ValueError(
+            f"{path} is not a whole safetensors file ({error}): train it again"
+        ) from None
     if header.get("kind") != kind.__name__:
         raise ValueError(f"{path} holds {header.get('kind')!r}, expected {kind.__name__}")
     module = kind(**header["shape"])
@@ -59,7 +76,8 @@ class Run:
     """One task, one backbone, one seed.
 
     task      a name in tasks.TASKS, or a Task
-    model     a Hub id or folder of a pretrained encoder, "demo" or "demo-shared"; or one that is fine-tuned already
+    model     a Hub id or folder of a pretrained encoder, "demo" or "demo-shared"; or one that is
+              fine-tuned already
     source    where the task's data is, if not at its default place
     folder    where everything is kept
     limit     at most so many rows of each split (see tasks.load)
@@ -94,13 +112,16 @@ class Run:
     def _keep(self, path, settings, prepare, make):
         """Make what belongs at `path`, unless it is there and was made with these settings.
 
-        `prepare` runs F, which all processes share; `make` is small, gets what that returned, and runs in the first one alone.
+        `prepare` runs F, which all processes share; `make` is small, gets what that returned, and
+        runs in the first one alone.
         """
         record, group = path.with_name(f"{path.stem}.settings.json"), processes()
         if not (path.exists() and _says(record, settings)):
             prepared = prepare()
             if group.is_main_process:
-                record.unlink(missing_ok=True)  # until the new file is whole, no old record may vouch for it
+                record.unlink(
+                    missing_ok=True
+                )  # until the new file is whole, no old record may vouch for it
                 make(prepared)
                 write_json(record, settings)
             group.wait_for_everyone()
@@ -112,7 +133,9 @@ class Run:
         settings = {"model": str(self.model), "training": self.training, "seed": self.seed}
         settings["data"] = tasks.fingerprint(self.data["train"])
         folder, record = self.folder / "model", self.folder / "model.settings.json"
-        if processes().is_main_process and not _says(record, settings):  # neither a model nor checkpoints of other settings may be taken up
+        if processes().is_main_process and not _says(
+            record, settings
+        ):  # neither a model nor checkpoints of other settings may be taken up
             shutil.rmtree(folder, ignore_errors=True)
             write_json(record, settings)
         processes().wait_for_everyone()
@@ -131,12 +154,21 @@ class Run:
 
     @property
     def max_length(self):
-        return min(self.training.get("max_length") or self.task.max_length, self.backbone.max_tokens)
+        return min(
+            self.training.get("max_length") or self.task.max_length, self.backbone.max_tokens
+        )
 
     def states(self, part):
         """Every layer's [CLS] of `tune`, `scale` or `meta`."""
         folder = self.folder / "states" / part
-        return extract(self.backbone, self.tokenizer, self.data[part], self.task.columns, folder, max_length=self.max_length)
+        return extract(
+            self.backbone,
+            self.tokenizer,
+            self.data[part],
+            self.task.columns,
+            folder,
+            max_length=self.max_length,
+        )
 
     def labels(self, part):
         return np.array(self.data[part]["label"][:])
@@ -147,14 +179,28 @@ class Run:
 
         def make(states):
             options = {name: value for name, value in self.early.items() if name != "labelled"}
-            labels = {part: self.labels(part) if self.early.get("labelled", True) else None for part in states}
-            heads, losses = train_heads(states["tune"], self.task.n_outputs, labels["tune"], seed=self.seed, **options)
+            labels = {
+                part: self.labels(part) if self.early.get("labelled", True) else None
+                for part in states
+            }
+            heads, losses = train_heads(
+                states["tune"], self.task.n_outputs, labels["tune"], seed=self.seed, **options
+            )
             fit_temperatures(heads, states["scale"], labels["scale"])
-            save_module(heads, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint})
+            save_module(
+                heads, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint}
+            )
 
-        settings = {"model": self.backbone.fingerprint, "early": self.early, "seed": self.seed, "max_length": self.max_length}
+        settings = {
+            "model": self.backbone.fingerprint,
+            "early": self.early,
+            "seed": self.seed,
+            "max_length": self.max_length,
+        }
         settings |= {"data": tasks.fingerprint(self.data["train"])}
-        self._keep(path, settings, lambda: {part: self.states(part) for part in ("tune", "scale")}, make)
+        self._keep(
+            path, settings, lambda: {part: self.states(part) for part in ("tune", "scale")}, make
+        )
         return load_module(Heads, path)
 
     @property
@@ -170,7 +216,12 @@ class Run:
             meta, losses = train_meta(heads, states, tau=TAU, seed=self.seed, **self.meta)
             save_module(meta, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint})
 
-        settings = {"heads": module_hash(heads), "meta": self.meta, "seed": self.seed, "data": tasks.fingerprint(self.data["train"])}
+        settings = {
+            "heads": module_hash(heads),
+            "meta": self.meta,
+            "seed": self.seed,
+            "data": tasks.fingerprint(self.data["train"]),
+        }
         self._keep(path, settings, lambda: self.states("meta"), make)
         return load_module(Meta, path)
 
@@ -186,34 +237,74 @@ class Run:
     def scored(self, part, metas=None):
         """A ScoreTable from extracted states of any part: quick, and not for shipping."""
         states = self.states(part)
-        parts = [scores_of(self.heads, metas or self.metas, *states.read(i, "cls", "logits")) for i in range(states.n_chunks)]
+        parts = [
+            scores_of(self.heads, metas or self.metas, *states.read(i, "cls", "logits"))
+            for i in range(states.n_chunks)
+        ]
         order = np.argsort(np.concatenate([states.rows(i) for i in range(states.n_chunks)]))
-        logits, meta = (torch.cat([p[name] for p in parts]).numpy()[order] for name in ("logits", "meta"))
+        logits, meta = (
+            torch.cat([p[name] for p in parts]).numpy()[order] for name in ("logits", "meta")
+        )
         return ScoreTable(logits, meta, self.labels(part), self.about(part))
 
     def table(self, split):
-        """The ScoreTable of `validation` or `test`: neither was ever trained on. Scores are computed in float32."""
+        """The ScoreTable of `validation` or `test`: neither was ever trained on. Scores are
+        computed in float32.
+        """
         if split not in ("validation", "test"):
-            raise ValueError(f"tables are made of validation and test, which were never trained on, not of {split!r}; see `scored`")
+            raise ValueError(
+                "tables are made of validation and test, which were never trained on, not of"
+                f" {split!r}; see `scored`"
+            )
         path, heads, metas = self.folder / f"{split}.safetensors", self.heads, self.metas
-        settings = {"heads": module_hash(heads), "meta": module_hash(metas), "data": tasks.fingerprint(self.data[split]), "max_length": self.max_length}
+        settings = {
+            "heads": module_hash(heads),
+            "meta": module_hash(metas),
+            "data": tasks.fingerprint(self.data[split]),
+            "max_length": self.max_length,
+        }
 
         def prepare():
             return extract(
-                self.backbone, self.tokenizer, self.data[split], self.task.columns, self.folder / "scored" / split,
-                max_length=self.max_length, **scoring(heads, metas),
-            )  # fmt: skip
+                self.backbone,
+                self.tokenizer,
+                self.data[split],
+                self.task.columns,
+                self.folder / "scored" / split,
+                max_length=self.max_length,
+                **scoring(heads, metas),
+            )
 
-        self._keep(path, settings, prepare, lambda scored: table_of(scored, self.labels(split), self.about(split)).save(path))
+        self._keep(
+            path,
+            settings,
+            prepare,
+            lambda scored: table_of(scored, self.labels(split), self.about(split)).save(path),
+        )
         return ScoreTable.load(path)
 
     def cat(self, measure="meta"):
         """The CAT of this run, calibrated on the validation split."""
-        from cats.cat import CAT
+        from cats.runtime.cat import CAT
 
-        about = {"task": self.task.name, "tuning": len(self.data["train"]), "calibration": len(self.data["validation"]), "labelled": True}
+        about = {
+            "task": self.task.name,
+            "tuning": len(self.data["train"]),
+            "calibration": len(self.data["validation"]),
+            "labelled": True,
+        }
         table = self.table("validation")
-        return CAT(self.backbone, self.tokenizer, self.heads, self.metas, table, max_length=self.max_length, measure=measure, texts=len(self.task.columns), about=about)
+        return CAT(
+            self.backbone,
+            self.tokenizer,
+            self.heads,
+            self.metas,
+            table,
+            max_length=self.max_length,
+            measure=measure,
+            texts=len(self.task.columns),
+            about=about,
+        )
 
     def about(self, split):
         """How a table of this run was made."""
@@ -222,7 +313,11 @@ class Run:
             "backbone": self.backbone_name,
             "split": split,
             "seed": self.seed,
-            "source": "demo" if (self.source or self.task.hub) == "demo" else Path(str(self.source or self.task.hub)).name,
+            "source": (
+                "demo"
+                if (self.source or self.task.hub) == "demo"
+                else Path(str(self.source or self.task.hub)).name
+            ),
             "rows": {name: len(part) for name, part in self.data.items()},
             "model": self.backbone.fingerprint,
             "data": tasks.fingerprint(self.data[split]),
@@ -241,13 +336,20 @@ def scores_of(heads, metas, cls, logits):
 
 
 def scoring(heads, metas):
-    """Options of `extract` for scores instead of states; a folder made with other heads is not taken up."""
-    return {"read": lambda cls, logits: scores_of(heads, metas, cls, logits), "reads": f"scores {module_hash(heads)[:16]} {module_hash(metas)[:16]}"}
+    """Options of `extract` for scores instead of states; a folder made with other heads is not
+    taken up.
+    """
+    return {
+        "read": lambda cls, logits: scores_of(heads, metas, cls, logits),
+        "reads": f"scores {module_hash(heads)[:16]} {module_hash(metas)[:16]}",
+    }
 
 
 def table_of(scored, labels, about, tau=TAU):
     """A ScoreTable from extracted scores."""
-    return ScoreTable(scored.gather("logits").numpy(), scored.gather("meta").numpy(), labels, about, tau)
+    return ScoreTable(
+        scored.gather("logits").numpy(), scored.gather("meta").numpy(), labels, about, tau
+    )
 
 
 def _says(record, settings):
@@ -271,8 +373,11 @@ STEPS = {
 }
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m cats.pipeline", description="One run, up to a step; what is there already is not made again.")
-    parser.add_argument("settings", help="the arguments of cats.pipeline.Run, as JSON")
+    parser = argparse.ArgumentParser(
+        prog="python -m cats.train.run",
+        description="One run, up to a step; what is there already is not made again.",
+    )
+    parser.add_argument("settings", help="the arguments of cats.train.run.Run, as JSON")
     parser.add_argument("--until", choices=STEPS, default="tables")
     arguments = parser.parse_args()
     print(f"process {processes().process_index + 1} of {processes().num_processes}", flush=True)

@@ -1,14 +1,17 @@
-"""One look for all figures, and one way to save them: PNG, the numbers beside it as CSV, and how both were made."""
+"""One look for all figures, and one way to save them: PNG, the numbers beside it as CSV, and how
+both were made.
+"""
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from IPython.display import Markdown
 
-from cats.evaluation import summary
-from cats.files import FIGURES, announce, versions, write_json, writing
+from cats._io import FIGURES, announce, versions, write_json, writing
+from cats.stats.trials import summary
 
-# Okabe and Ito's colours, safe for colour-blind readers; methods that do not promise epsilon are dashed
+# Okabe and Ito's colours, safe for colour-blind readers; methods that do not promise epsilon are
+# dashed
 COLOURS = {
     "static": "#999999",
     "threshold": "#666666",
@@ -23,7 +26,14 @@ COLOURS = {
 }
 DASHES = {"static": (4, 2), "threshold": (1, 1), "naive": (6, 2, 1, 2), "oracle": (1, 2)}
 # as the paper writes them
-NAMES = {"imdb": "IMDB", "vitaminc": "VitaminC", "ag_news": "AG News", "stsb": "STS-B", "sm": "SM", "meta": "Meta"}
+NAMES = {
+    "imdb": "IMDB",
+    "vitaminc": "VitaminC",
+    "ag_news": "AG News",
+    "stsb": "STS-B",
+    "sm": "SM",
+    "meta": "Meta",
+}
 
 
 def use_style():
@@ -31,75 +41,108 @@ def use_style():
     sns.set_theme(
         context="paper",
         style="whitegrid",
-        rc={"figure.dpi": 110, "savefig.dpi": 200, "axes.titlesize": "medium", "legend.frameon": False, "lines.linewidth": 1.6},
+        rc={
+            "figure.dpi": 110,
+            "savefig.dpi": 200,
+            "axes.titlesize": "medium",
+            "legend.frameon": False,
+            "lines.linewidth": 1.6,
+        },
     )
 
 
 def save(name, figure=None, data=None, parameters=None, inputs=None, measured=None):
-    """Write figures/NAME.png, .pdf, .csv and .json (parameters, versions, hashes of the inputs); returns the PNG's path.
+    """Write figures/NAME.png, .pdf, .csv and .json (parameters, versions, hashes of the inputs);
+    returns the PNG's path.
 
-    measured  for results in seconds: the machine, the date and the repeats (`timing.measured_here`)
+    measured  for results in seconds: machine, date and repeats (`timing.measured_here`)
 
     The batch says where figures/ is (CATS_FIGURES); a notebook run by hand writes to build/figures.
     """
     announce(FIGURES)
-    undated = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}}  # the same bytes every time
+    undated = {
+        "png": {"Software": None},
+        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }  # the same bytes every time
     for kind, metadata in undated.items() if figure is not None else ():
         with writing(FIGURES / f"{name}.{kind}") as path:
             figure.savefig(path, bbox_inches="tight", metadata=metadata)
     if data is not None:
         with writing(FIGURES / f"{name}.csv") as path:
             data.to_csv(path, index=False, float_format="%.6g")
-    made = {"parameters": parameters or {}, "inputs": inputs or {}, "versions": versions("matplotlib", "seaborn")}
+    made = {
+        "parameters": parameters or {},
+        "inputs": inputs or {},
+        "versions": versions("matplotlib", "seaborn"),
+    }
     made |= {"measured": measured} if measured else {}
     write_json(FIGURES / f"{name}.json", made)
     return FIGURES / f"{name}.png"
 
 
 def save_table(name, data, shown=None, grey=(), parameters=None, inputs=None, measured=None):
-    """Write figures/NAME.csv (the numbers), .md and .tex (booktabs; as shown) and .json; returns the table to look at.
+    """Write figures/NAME.csv (the numbers), .md and .tex (booktabs; as shown) and .json; returns
+    the table to look at.
 
     data   a tidy frame of numbers
     shown  the frame a reader sees, its cells formatted already; by default `data` itself
     grey   positions of the rows that promise nothing
     """
     shown = (data if shown is None else shown).reset_index(drop=True)
-    style = shown.style.hide(axis="index").apply(lambda row: ["color: gray" if row.name in set(grey) else ""] * len(row), axis=1)
+    style = shown.style.hide(axis="index").apply(
+        lambda row: ["color: gray" if row.name in set(grey) else ""] * len(row), axis=1
+    )
     with writing(FIGURES / f"{name}.md") as path:
         path.write_text(shown.to_markdown(index=False, disable_numparse=True) + "\n")
     with writing(FIGURES / f"{name}.tex") as path:
         latex = style.format(escape="latex").format_index(escape="latex", axis=1)
-        path.write_text(latex.to_latex(hrules=True, convert_css=True, column_format="l" * len(shown.columns)))
+        path.write_text(
+            latex.to_latex(hrules=True, convert_css=True, column_format="l" * len(shown.columns))
+        )
     save(name, data=data, parameters=parameters, inputs=inputs, measured=measured)
     return style
 
 
 def save_reading(name, text):
-    """Write figures/NAME.md, a reading in seconds, which is kept with its numbers; returns it to look at."""
+    """Write figures/NAME.md, a reading in seconds, which is kept with its numbers; returns it to
+    look at.
+    """
     with writing(FIGURES / f"{name}.md") as path:
         path.write_text(text + "\n")
     return Markdown(text)
 
 
 def consistency_and_layers(frame, n_layers=None, title="", by=None, style="method"):
-    """Figure 3's layout: consistency above, layers below, against 1-epsilon; 16th to 84th percentile shaded.
+    """Figure 3's layout: consistency above, layers below, against 1-epsilon; 16th to 84th
+    percentile shaded.
 
-    plots.consistency_and_layers(frame, 24)                                # one table, dashes where nothing is promised
-    plots.consistency_and_layers(frame, 24, by="task", style="measure")    # one column a task, dashes for p max
+    plots.consistency_and_layers(frame, 24)                                # one table, dashes where
+                                                                           nothing is promised
+    plots.consistency_and_layers(frame, 24, by="task", style="measure")    # one column a task,
+                                                                           dashes for p max
 
     frame     what `cats.evaluate` returns, more columns allowed
-    n_layers  of the full model; None: the column `share`, of layers used, is drawn in place of `layers`
+    n_layers  of the full model; None: the column `share`, of layers used, is drawn in place of
+              `layers`
     by        the column whose values get a column of panels each
     style     the column line styles tell apart; colours tell methods apart
     """
     frame = frame.assign(target=1 - frame["epsilon"])
     if style == "measure":  # static has no measure: one line is enough, and it is drawn through
-        frame = frame[(frame["method"] != "static") | (frame["measure"] == next(iter(_styles(frame["measure"]))))]
+        frame = frame[
+            (frame["method"] != "static")
+            | (frame["measure"] == next(iter(_styles(frame["measure"]))))
+        ]
     groups = dict(list(frame.groupby(by, sort=False))) if by else {"": frame}
     cost = "share" if n_layers is None else "layers"
-    methods, styles = [name for name in COLOURS if name in set(frame["method"])], _styles(frame[style])
+    methods, styles = (
+        [name for name in COLOURS if name in set(frame["method"])],
+        _styles(frame[style]),
+    )
     size = (2.5 * len(groups) + 1.3, 5.0) if by else (4.6, 6.4)
-    figure, axes = plt.subplots(2, len(groups), figsize=size, sharex=True, sharey="row", squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        2, len(groups), figsize=size, sharex=True, sharey="row", squeeze=False, layout="constrained"
+    )
     for pair, (name, part) in zip(axes.T, groups.items()):
         for axis, column in zip(pair, ("consistency", cost)):
             sns.lineplot(
@@ -120,9 +163,16 @@ def consistency_and_layers(frame, n_layers=None, title="", by=None, style="metho
         pair[0].axline((0.5, 0.5), slope=1, color="black", linewidth=0.8)
         pair[0].set_title(NAMES.get(name, name))
     low, high = frame["target"].min(), frame["target"].max()
-    axes[0, 0].set(ylabel="consistency  P(G = F)", xlim=(low, high), ylim=(min(low, frame["consistency"].quantile(0.01)) - 0.02, 1.005))
+    axes[0, 0].set(
+        ylabel="consistency  P(G = F)",
+        xlim=(low, high),
+        ylim=(min(low, frame["consistency"].quantile(0.01)) - 0.02, 1.005),
+    )
     top = 1 if n_layers is None else n_layers
-    axes[1, 0].set(ylabel="share of layers used" if n_layers is None else f"layers used (of {n_layers})", ylim=(0, top * 1.02))
+    axes[1, 0].set(
+        ylabel="share of layers used" if n_layers is None else f"layers used (of {n_layers})",
+        ylim=(0, top * 1.02),
+    )
     figure.supxlabel("target  1 − ε", fontsize="medium")
     figure.suptitle(title, fontsize="medium")
     _legend_outside(figure, axes[0, 0], {"method", "measure", "backbone", style})
@@ -130,41 +180,64 @@ def consistency_and_layers(frame, n_layers=None, title="", by=None, style="metho
 
 
 def _styles(values):
-    """Dashes by value: for methods those without a promise, else the second value's and on (meta is always drawn through)."""
+    """Dashes by value: for methods those without a promise, else the second value's and on (meta is
+    always drawn through).
+    """
     values = list(dict.fromkeys(values))
     if set(values) <= set(COLOURS):
         return {value: DASHES.get(value, "") for value in values}
-    return dict(zip(sorted(values, key=lambda value: value != "meta"), ("", (3, 1.5), (1, 1), (5, 1, 1, 1))))
+    return dict(
+        zip(sorted(values, key=lambda value: value != "meta"), ("", (3, 1.5), (1, 1), (5, 1, 1, 1)))
+    )
 
 
 def _legend_outside(figure, axis, headings=()):
     """Move an axis' legend to the right of all panels, its headings in bold."""
     handles, labels = axis.get_legend_handles_labels()
     axis.get_legend().remove()
-    legend = figure.legend(handles, [NAMES.get(label, label) for label in labels], loc="outside right center")
+    legend = figure.legend(
+        handles, [NAMES.get(label, label) for label in labels], loc="outside right center"
+    )
     for text in legend.get_texts():
         text.set_fontweight("bold" if text.get_text() in headings else "normal")
 
 
 def numbers(frame, by="task"):
-    """The numbers behind consistency_and_layers, for its CSV: `cats.summary` for each value of `by`, one level of columns."""
+    """The numbers behind consistency_and_layers, for its CSV: `cats.summary` for each value of
+    `by`, one level of columns.
+    """
     keys = [by] if isinstance(by, str) else list(by)
     parts = []
     for values, part in frame.groupby(keys, sort=False):
         table = summary(part.drop(columns=keys).dropna(axis=1, how="all"))
         table.columns = [f"{value}_{kind}" for value, kind in table.columns]
-        parts.append(table.reset_index().assign(**dict(zip(keys, values)))[[*keys, "method", "measure", "epsilon", *table.columns]])
+        parts.append(
+            table.reset_index().assign(**dict(zip(keys, values)))[
+                [*keys, "method", "measure", "epsilon", *table.columns]
+            ]
+        )
     return pd.concat(parts, ignore_index=True)
 
 
 def exit_histograms(frame, n_layers, title=""):
-    """Figure 5's layout: the share of inputs that leave at each layer, one row a task, one column an epsilon, the means marked.
+    """Figure 5's layout: the share of inputs that leave at each layer, one row a task, one column
+    an epsilon, the means marked.
 
     frame   task, epsilon, method, layer (1..l), share
     """
-    tasks, epsilons, methods = (list(dict.fromkeys(frame[column])) for column in ("task", "epsilon", "method"))
+    tasks, epsilons, methods = (
+        list(dict.fromkeys(frame[column])) for column in ("task", "epsilon", "method")
+    )
     size = (2.7 * len(epsilons) + 1.1, 1.8 * len(tasks) + 0.9)
-    figure, axes = plt.subplots(len(tasks), len(epsilons), figsize=size, sharex=True, sharey="row", squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(tasks),
+        len(epsilons),
+        figsize=size,
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
+    )
     width = 0.84 / len(methods)
     for (task, epsilon), panel in frame.groupby(["task", "epsilon"]):
         axis = axes[tasks.index(task), epsilons.index(epsilon)]
@@ -172,9 +245,17 @@ def exit_histograms(frame, n_layers, title=""):
             part = panel[panel["method"] == method]
             place = part["layer"] + (i - (len(methods) - 1) / 2) * width
             axis.bar(place, part["share"], width, color=COLOURS[method], linewidth=0, label=method)
-            axis.axvline((part["layer"] * part["share"]).sum(), color=COLOURS[method], linestyle="--", linewidth=1.2)
+            axis.axvline(
+                (part["layer"] * part["share"]).sum(),
+                color=COLOURS[method],
+                linestyle="--",
+                linewidth=1.2,
+            )
         axis.grid(False, axis="x")
-        axis.set(xlim=(0.4, n_layers + 0.6), xticks=sorted({1, *range(n_layers, 0, -max(1, n_layers // 4))}))
+        axis.set(
+            xlim=(0.4, n_layers + 0.6),
+            xticks=sorted({1, *range(n_layers, 0, -max(1, n_layers // 4))}),
+        )
         if task == tasks[0]:
             axis.set_title(f"ε = {epsilon:g}")
     for task, row in zip(tasks, axes):

@@ -1,8 +1,10 @@
-"""Synthetic scores whose truth is known: the risk of G at any thresholds is a formula, not another sample.
+"""Synthetic scores whose truth is known: the risk of G at any thresholds is a formula, not another
+sample.
 
-An input has one of a few difficulties u. Given u the layers are independent: layer k is consistent with a probability
-that rises with k and falls with u, and its score is normal on the probit scale, higher when the layer is consistent.
-Real layers are strongly dependent; independence is the price of exact truth, and no guarantee of the paper needs it.
+An input has one of a few difficulties u. Given u the layers are independent: layer k is consistent
+with a probability that rises with k and falls with u, and its score is normal on the probit scale,
+higher when the layer is consistent. Real layers are strongly dependent; independence is the price
+of exact truth, and no guarantee of the paper needs it.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +14,7 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtr, ndtri
 
-from cats.tables import ScoreTable
+from cats.stats.table import ScoreTable
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Synthetic:
 
     layers      l, the last of which is F
     classes     C; a wrong early prediction is one of the other classes
-    skill       how far a consistent layer's score stands above an inconsistent one's; 0 is a useless measure
+    skill       how far a consistent layer's score stands above an inconsistent one's; 0 is a
+                useless measure
     difficulty  shares of the difficulties, from easy to hard
     """
 
@@ -32,7 +35,9 @@ class Synthetic:
 
     def __post_init__(self):
         if self.layers < 2 or self.classes < 2:
-            raise ValueError(f"needs at least 2 layers and 2 classes, got {self.layers} and {self.classes}")
+            raise ValueError(
+                f"needs at least 2 layers and 2 classes, got {self.layers} and {self.classes}"
+            )
         if min(self.difficulty) < 0 or abs(sum(self.difficulty) - 1) > 1e-9:
             raise ValueError(f"difficulty must hold shares that sum to 1, got {self.difficulty}")
 
@@ -74,7 +79,11 @@ class Synthetic:
         """Scores (n, l-1) in (0, 1), consistent (n, l-1), difficulties (n,)."""
         hard = rng.choice(len(self.difficulty), size=n, p=self.difficulty)
         consistent = rng.random((n, self.layers - 1)) < self.p_consistent[hard]
-        z = rng.standard_normal((n, self.layers - 1)) + self._mean_if_wrong[hard] + self.skill * consistent
+        z = (
+            rng.standard_normal((n, self.layers - 1))
+            + self._mean_if_wrong[hard]
+            + self.skill * consistent
+        )
         return ndtr(z), consistent, hard
 
     def table(self, n, seed=0):
@@ -82,26 +91,38 @@ class Synthetic:
         rng = np.random.default_rng(seed)
         scores, consistent, hard = self.draw(n, rng)
         full = rng.integers(self.classes, size=n)  # what F says
-        other = (full[:, None] + rng.integers(1, self.classes, size=(n, self.layers))) % self.classes
-        said = np.where(np.column_stack([consistent, np.ones(n, bool)]), full[:, None], other)  # (n, l)
-        sure = np.column_stack([ndtri(scores), rng.normal(1.5, 1, n)]) + rng.normal(size=(n, self.layers))
+        other = (
+            full[:, None] + rng.integers(1, self.classes, size=(n, self.layers))
+        ) % self.classes
+        said = np.where(
+            np.column_stack([consistent, np.ones(n, bool)]), full[:, None], other
+        )  # (n, l)
+        sure = np.column_stack([ndtri(scores), rng.normal(1.5, 1, n)]) + rng.normal(
+            size=(n, self.layers)
+        )
         logits = rng.normal(0, 0.1, (n, self.layers, self.classes))
         rows, columns = np.indices(said.shape)
         logits[rows, columns, said] = logits.max(axis=-1) + 0.2 + np.logaddexp(0, sure)
         right = rng.random(n) < self.p_right[hard]
-        labels = np.where(right, full, (full + rng.integers(1, self.classes, size=n)) % self.classes)
+        labels = np.where(
+            right, full, (full + rng.integers(1, self.classes, size=n)) % self.classes
+        )
         metadata = {"task": "synthetic", "split": "all", "seed": seed, "source": repr(self)}
         return ScoreTable(logits.astype(np.float32), scores, labels, metadata)
 
     # --- truth ---
 
     def _average(self, by_difficulty, given_right):
-        """Average over difficulties (the last axis); given F is right they are met in other proportions."""
+        """Average over difficulties (the last axis); given F is right they are met in other
+        proportions.
+        """
         shares = np.asarray(self.difficulty) * (self.p_right if given_right else 1)
         return by_difficulty @ (shares / shares.sum())
 
     def _reaches(self, thresholds):
-        """P(an input reaches layer k), (..., difficulties, l), and the thresholds on the probit scale."""
+        """P(an input reaches layer k), (..., difficulties, l), and the thresholds on the probit
+        scale.
+        """
         thresholds = np.asarray(thresholds, dtype=float)
         if thresholds.shape[-1:] != (self.layers - 1,):
             raise ValueError(f"thresholds must end in ({self.layers - 1},), got {thresholds.shape}")
@@ -110,7 +131,9 @@ class Synthetic:
         return np.concatenate([np.ones_like(stays[..., :1]), stays], axis=-1), z
 
     def risk(self, thresholds, given_right=False):
-        """P(G(x) != F(x)) at thresholds (..., l-1), exactly; `given_right`: among the inputs where F is right."""
+        """P(G(x) != F(x)) at thresholds (..., l-1), exactly; `given_right`: among the inputs where
+        F is right.
+        """
         reaches, z = self._reaches(thresholds)
         leaves_wrong = (1 - self.p_consistent) - self._wrong_cdf(z)
         return self._average((reaches[..., :-1] * leaves_wrong).sum(axis=-1), given_right)
@@ -122,18 +145,23 @@ class Synthetic:
     def coverage(self, t, method):
         """P(V <= t) for the statistic V of a calibrator with a shared threshold, at each t.
 
-        `shared` counts the inputs with an inconsistent layer alone, as Theorem 4.6 does. `independent` has a statistic
-        a layer: t (..., l-1) gives P(score_k <= t_k | inconsistent at k).
+        `shared` counts the inputs with an inconsistent layer alone, as Theorem 4.6 does.
+        `independent` has a statistic a layer: t (..., l-1) gives P(score_k <= t_k | inconsistent at
+        k).
         """
         t = np.asarray(t, dtype=float)
         if method == "independent":
             shares = np.asarray(self.difficulty)
-            below = np.einsum("...dk,d->...k", self._wrong_cdf(ndtri(np.clip(t, 0, 1))[..., None, :]), shares)
+            below = np.einsum(
+                "...dk,d->...k", self._wrong_cdf(ndtri(np.clip(t, 0, 1))[..., None, :]), shares
+            )
             return below / (shares @ (1 - self.p_consistent))
         if method == "first_exit":
             return np.where(t >= 1, 1.0, self._record_law(ndtri(np.clip(t, 1e-12, 1 - 1e-12))))
         z = ndtri(np.clip(t, 0, 1))[..., None, None]
-        below = self._average((self.p_consistent + self._wrong_cdf(z)).prod(axis=-1), False)  # P(V <= t)
+        below = self._average(
+            (self.p_consistent + self._wrong_cdf(z)).prod(axis=-1), False
+        )  # P(V <= t)
         if method == "shared_all":
             return below
         if method == "shared":
@@ -152,7 +180,10 @@ class Synthetic:
         values = []
         for start in starts:
             m = np.linspace(start, 9, 800)
-            cdf, wrong = self._cdf(m[:, None, None]), self._wrong_cdf(m[:, None, None])  # (m, difficulties, l-1)
+            cdf, wrong = (
+                self._cdf(m[:, None, None]),
+                self._wrong_cdf(m[:, None, None]),
+            )  # (m, difficulties, l-1)
             survives = np.ones((len(m), len(self.difficulty)))
             for k in range(self.layers - 1):
                 dies = (survives[1:] + survives[:-1]) / 2 * np.diff(wrong[..., k], axis=0)

@@ -1,22 +1,26 @@
 """The full model F, one layer at a time (Section 3 of the paper).
 
-A fine-tuned Hugging Face classifier is driven from outside, with Hugging Face's own modules: embeddings, then l layers, then
-its own classifier. Between two layers the caller may read the [CLS] vectors, and let the rows that have exited leave the batch.
+A fine-tuned Hugging Face classifier is driven from outside, with Hugging Face's own modules:
+embeddings, then l layers, then its own classifier. Between two layers the caller may read the [CLS]
+vectors, and let the rows that have exited leave the batch.
 
     backbone = Backbone.from_pretrained("path/to/a-fine-tuned-albert")
     state = backbone.start(tokenizer(texts, padding=True, return_tensors="pt"))
     for k in range(1, backbone.n_layers):            # layers are 1-based
         state = backbone.step(state, k)
         early = heads[k](backbone.cls(state))        # F_k(x), (rows, C)
-        state = backbone.keep(state, ~exits(early))  # the rows that have not exited go on, in a smaller batch
+        state = backbone.keep(state, ~exits(early))  # the rows that have not exited go on, in a
+        smaller batch
     state = backbone.step(state, backbone.n_layers)
     logits = backbone.finish(state)                  # F_l = F
 
-How to add a family. Read the `forward` of its model and of its encoder in transformers, and write down where it differs from BERT,
-as a subclass of `Bert`: `layers` (where they are), `embed` (token ids to the first layer's input), `context` (what the layers need
-besides the hidden state), `apply` (how one layer is called) and `head` (last hidden state to logits). Then name it in `FAMILIES`
-by its `config.model_type`. One that differs in nothing, as CamemBERT from RoBERTa, is one line: `FAMILIES["camembert"] = Roberta`.
-The test to pass: stepping through all layers gives the logits of the model itself. Add a line to the table in its test file.
+How to add a family. Read the `forward` of its model and of its encoder in transformers, and write
+down where it differs from BERT, as a subclass of `Bert`: `layers` (where they are), `embed` (token
+ids to the first layer's input), `context` (what the layers need besides the hidden state), `apply`
+(how one layer is called) and `head` (last hidden state to logits). Then name it in `FAMILIES` by
+its `config.model_type`. One that differs in nothing, as CamemBERT from RoBERTa, is one line:
+`FAMILIES["camembert"] = Roberta`. The test to pass: stepping through all layers gives the logits of
+the model itself. Add a line to the table in its test file.
 """
 
 import hashlib
@@ -25,18 +29,25 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
-from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModelForSequenceClassification,
+)
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+)
 
-# ------------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Families: what differs between one Hugging Face encoder and the next, and nothing else
 
 
 class Bert:
     """BERT, MobileBERT, and the parts that the other families share with them.
 
-    MobileBERT's embeddings also read the next token, and [PAD] is not zero there. So in transformers itself, and here, its answer
-    for a text changes with padding or none after it (not with how much): let every row end in at least one column of padding.
+    MobileBERT's embeddings also read the next token, and [PAD] is not zero there. So in
+    transformers itself, and here, its answer for a text changes with padding or none after it (not
+    with how much): let every row end in at least one column of padding.
     """
 
     def __init__(self, model):
@@ -51,14 +62,27 @@ class Bert:
         return self.base.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)
 
     def context(self, hidden, mask, padded):
-        """What the layers need besides `hidden`, as keyword arguments: it follows from shape and padding, if there is any."""
+        """What the layers need besides `hidden`, as keyword arguments: it follows from shape and
+        padding, if there is any.
+        """
         # without padding there is nothing to mask, and building a mask takes a twentieth of a layer
-        return {"attention_mask": create_bidirectional_mask(self.config, hidden, mask) if padded else None}
+        return {
+            "attention_mask": (
+                create_bidirectional_mask(self.config, hidden, mask) if padded else None
+            )
+        }
 
     def fewer(self, context, select, hidden, mask):
-        """The context of some rows, with padding, whose hidden states and mask these are; `select` takes them from a tensor."""
-        width, whole = hidden.shape[1], context["attention_mask"] if list(context) == ["attention_mask"] else None
-        if isinstance(whole, Tensor) and whole.dim() == 4:  # (rows, 1, tokens, tokens): cutting takes a fifth of the time of building
+        """The context of some rows, with padding, whose hidden states and mask these are; `select`
+        takes them from a tensor.
+        """
+        width, whole = (
+            hidden.shape[1],
+            (context["attention_mask"] if list(context) == ["attention_mask"] else None),
+        )
+        if (
+            isinstance(whole, Tensor) and whole.dim() == 4
+        ):  # (rows, 1, tokens, tokens): cutting takes a fifth of the time of building
             return {"attention_mask": select(whole[..., :width, :width])}
         return self.context(hidden, mask, True)
 
@@ -73,14 +97,18 @@ class Bert:
 
 
 class Albert(Bert):
-    """A layer is one pass through a layer group. Groups are shared: with one group, all l layers are the same module."""
+    """A layer is one pass through a layer group. Groups are shared: with one group, all l layers
+    are the same module.
+    """
 
     def layers(self):
         groups, l = self.base.encoder.albert_layer_groups, self.config.num_hidden_layers
         return [groups[int(i / (l / len(groups)))] for i in range(l)]
 
     def embed(self, input_ids, token_type_ids, mask):
-        return self.base.encoder.embedding_hidden_mapping_in(super().embed(input_ids, token_type_ids, mask))
+        return self.base.encoder.embedding_hidden_mapping_in(
+            super().embed(input_ids, token_type_ids, mask)
+        )
 
     def head(self, hidden, mask):
         pooled = self.base.pooler_activation(self.base.pooler(hidden[:, 0]))  # (rows, d)
@@ -88,7 +116,9 @@ class Albert(Bert):
 
 
 class Roberta(Bert):
-    """RoBERTa and XLM-R: the classifier does its own pooling. Positions count from the padding id, inside the embeddings."""
+    """RoBERTa and XLM-R: the classifier does its own pooling. Positions count from the padding id,
+    inside the embeddings.
+    """
 
     def head(self, hidden, mask):
         return self.model.classifier(hidden)
@@ -99,14 +129,20 @@ class Electra(Roberta):
 
     def embed(self, input_ids, token_type_ids, mask):
         hidden = super().embed(input_ids, token_type_ids, mask)
-        return self.base.embeddings_project(hidden) if hasattr(self.base, "embeddings_project") else hidden
+        return (
+            self.base.embeddings_project(hidden)
+            if hasattr(self.base, "embeddings_project")
+            else hidden
+        )
 
 
 class MPNet(Roberta):
     """One relative position bias, computed once and added in every layer."""
 
     def context(self, hidden, mask, padded):
-        return super().context(hidden, mask, padded) | {"position_bias": self.base.encoder.compute_position_bias(hidden)}
+        return super().context(hidden, mask, padded) | {
+            "position_bias": self.base.encoder.compute_position_bias(hidden)
+        }
 
 
 class DistilBert(Bert):
@@ -124,7 +160,9 @@ class DistilBert(Bert):
 
 
 class DebertaV2(Bert):
-    """DeBERTa v2 and v3: relative positions in every layer, a mask of pairs, and perhaps a convolution beside the first layer."""
+    """DeBERTa v2 and v3: relative positions in every layer, a mask of pairs, and perhaps a
+    convolution beside the first layer.
+    """
 
     def embed(self, input_ids, token_type_ids, mask):
         return self.base.embeddings(input_ids=input_ids, token_type_ids=token_type_ids, mask=mask)
@@ -141,7 +179,9 @@ class DebertaV2(Bert):
         out = super().apply(layer, hidden, mask, context)
         encoder = self.base.encoder
         if encoder.conv is not None and layer is encoder.layer[0]:
-            out = encoder.conv(hidden, out, mask)  # reads the embeddings: they are zero at padding, so trimming is safe
+            out = encoder.conv(
+                hidden, out, mask
+            )  # reads the embeddings: they are zero at padding, so trimming is safe
         return out
 
     def head(self, hidden, mask):
@@ -149,7 +189,9 @@ class DebertaV2(Bert):
 
 
 class ModernBert(Bert):
-    """Two kinds of layers, global and local, each with its own mask and its own rotary positions; one norm after the last."""
+    """Two kinds of layers, global and local, each with its own mask and its own rotary positions;
+    one norm after the last.
+    """
 
     def layers(self):
         return self.base.layers
@@ -158,7 +200,10 @@ class ModernBert(Bert):
         return self.base.embeddings(input_ids)
 
     def context(self, hidden, mask, padded):
-        masks = {"full_attention": create_bidirectional_mask, "sliding_attention": create_bidirectional_sliding_window_mask}
+        masks = {
+            "full_attention": create_bidirectional_mask,
+            "sliding_attention": create_bidirectional_sliding_window_mask,
+        }
         positions = torch.arange(hidden.shape[1], device=hidden.device)[None]  # (1, tokens)
         return {
             kind: {
@@ -193,7 +238,7 @@ FAMILIES = {
     "xlm-roberta": Roberta,
 }
 
-# ------------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 class State(NamedTuple):
@@ -202,14 +247,18 @@ class State(NamedTuple):
     # one entry a row; `keep` selects from these
     hidden: Tensor  # (rows, tokens, d)
     mask: Tensor  # (rows, tokens), 1 at tokens and 0 at padding
-    lengths: list  # tokens of a row that is padded on the right or not at all; 0 where a row is padded otherwise and needs all columns
+    # tokens of a row that is padded on the right or not at all; 0 where a row is padded otherwise
+    # and needs all columns
+    lengths: list
     # for all rows together
     context: dict  # attention masks, relative positions: whatever the family's layers ask for
     layer: int = 0  # layers applied so far
 
 
 def lengths_of(mask):
-    """`State.lengths` of a mask (rows, tokens); in plain Python, which takes less time than one operation on tensors for a lone input."""
+    """`State.lengths` of a mask (rows, tokens); in plain Python, which takes less time than one
+    operation on tensors for a lone input.
+    """
     rows = mask.tolist()
     return [n if all(row[:n]) else 0 for row, n in zip(rows, map(sum, rows))]
 
@@ -222,60 +271,83 @@ def padded(lengths, width):
 class Backbone:
     """A frozen Hugging Face classifier as embeddings, l layers and a classifier.
 
-    The model is put in evaluation mode, and is otherwise untouched. Attributes: `model`, `family` (a key of `FAMILIES`),
-    `n_layers` (l), `hidden_size` (d) and `num_labels` (C).
+    The model is put in evaluation mode, and is otherwise untouched. Attributes: `model`, `family`
+    (a key of `FAMILIES`), `n_layers` (l), `hidden_size` (d) and `num_labels` (C).
 
-    It drives one plain model in memory: a wrapper (DataParallel, PEFT, torch.compile) has to be taken off first.
+    It drives one plain model in memory: a wrapper (DataParallel, PEFT, torch.compile) has to be
+    taken off first.
     """
 
     def __init__(self, model):
         config = getattr(model, "config", None)
         self.family = getattr(config, "model_type", None)
         classifier = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), ())
-        if self.family not in FAMILIES or not isinstance(model, classifier) or getattr(config, "is_decoder", False):
+        if (
+            self.family not in FAMILIES
+            or not isinstance(model, classifier)
+            or getattr(config, "is_decoder", False)
+        ):
             raise TypeError(
-                f"{type(model).__name__} is not a model that can be run layer by layer here: it has to be an encoder with a "
-                f"sequence classification head, of one of the families {', '.join(FAMILIES)}"
+                f"{type(model).__name__} is not a model that can be run layer by layer here: it has"
+                " to be an encoder with a sequence classification head, of one of the families"
+                f" {', '.join(FAMILIES)}"
             )
         if config.problem_type == "multi_label_classification":
-            raise TypeError(f"{type(model).__name__} gives several labels to an input (problem_type multi_label_classification); agreement is about one label here")
+            raise TypeError(
+                f"{type(model).__name__} gives several labels to an input (problem_type"
+                " multi_label_classification); agreement is about one label here"
+            )
         self.model = model.eval()  # F is fixed: no dropout
         self._weight = next(weight for weight in model.parameters() if weight.is_floating_point())
         self.glue = FAMILIES[self.family](model)
         self.layers = list(self.glue.layers())
-        self.n_layers, self.hidden_size, self.num_labels = len(self.layers), config.hidden_size, config.num_labels
+        self.n_layers, self.hidden_size, self.num_labels = (
+            len(self.layers),
+            config.hidden_size,
+            config.num_labels,
+        )
         self.token_types = getattr(config, "type_vocab_size", 0) > 1  # else they are ignored
 
     @classmethod
     def from_pretrained(cls, name_or_path, **kwargs):
-        """Load a fine-tuned classifier from a folder or from the Hub, in float32 unless a `dtype` is given.
+        """Load a fine-tuned classifier from a folder or from the Hub, in float32 unless a `dtype`
+        is given.
 
-        `kwargs` go to `AutoModelForSequenceClassification.from_pretrained`. Refuses a checkpoint without classifier weights:
-        Hugging Face would draw them at random, and the guarantee would be agreement with a random model.
+        `kwargs` go to `AutoModelForSequenceClassification.from_pretrained`. Refuses a checkpoint
+        without classifier weights: Hugging Face would draw them at random, and the guarantee would
+        be agreement with a random model.
         """
         kwargs = {"dtype": torch.float32} | kwargs
         try:
-            model, info = AutoModelForSequenceClassification.from_pretrained(name_or_path, output_loading_info=True, **kwargs)
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                name_or_path, output_loading_info=True, **kwargs
+            )
         except OSError as error:
             raise FileNotFoundError(
-                f"no model could be loaded from {str(name_or_path)!r}. It is neither a folder with a saved model nor a model "
-                f"that the Hugging Face Hub could give now; without a network, name a folder. Their message: {error}"
+                f"no model could be loaded from {str(name_or_path)!r}. It is neither a folder with"
+                " a saved model nor a model that the Hugging Face Hub could give now; without a"
+                f" network, name a folder. Their message: {error}"
             ) from error
         backbone = cls(model)
         if info["missing_keys"]:
             raise ValueError(
-                f"{str(name_or_path)!r} is not fine-tuned for classification, it has no {', '.join(sorted(info['missing_keys']))}. "
-                "Fine-tune it first; to wrap an untrained model on purpose, call Backbone(model)"
+                f"{str(name_or_path)!r} is not fine-tuned for classification, it has no"
+                f" {', '.join(sorted(info['missing_keys']))}. Fine-tune it first; to wrap an"
+                " untrained model on purpose, call Backbone(model)"
             )
         return backbone
 
     @cached_property
     def fingerprint(self):
-        """A hash of architecture and weights: what was made from one model is refused by another."""
-        digest = hashlib.sha256(f"{self.family} {self.n_layers} {self.hidden_size} {self.num_labels}".encode())
+        """A hash of architecture and weights: what one model made is refused by another."""
+        digest = hashlib.sha256(
+            f"{self.family} {self.n_layers} {self.hidden_size} {self.num_labels}".encode()
+        )
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(
+                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
         return digest.hexdigest()
 
     @property
@@ -289,13 +361,18 @@ class Backbone:
 
     @property
     def extra_padding(self):
-        """Columns of padding that every row must end in, for its answer not to depend on the other rows of its batch."""
+        """Columns of padding that every row must end in, for its answer not to depend on the other
+        rows of its batch.
+        """
         return 1 if self.family == "mobilebert" else 0
 
     @property
     def max_tokens(self):
         """The longest input the position embeddings allow, padding that must follow it included."""
-        config, longest = self.model.config, getattr(self.model.config, "max_position_embeddings", None) or 512
+        config, longest = (
+            self.model.config,
+            getattr(self.model.config, "max_position_embeddings", None) or 512,
+        )
         if self.family in ("roberta", "xlm-roberta", "mpnet"):
             longest -= config.pad_token_id + 1  # positions count from the padding id
         return longest - self.extra_padding
@@ -303,62 +380,101 @@ class Backbone:
     def start(self, batch) -> State:
         """Embeddings and masks of a tokenised batch, before the first layer.
 
-        batch: a mapping with `input_ids` (rows, tokens), and perhaps `attention_mask` (default: no padding) and `token_type_ids`
-        (ignored by models that know only one type). Tensors are moved to the model's device.
+        batch: a mapping with `input_ids` (rows, tokens), and perhaps `attention_mask` (default: no
+        padding) and `token_type_ids` (ignored by models that know only one type). Tensors are moved
+        to the model's device.
         """
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if batch.get(name) is not None}
+        inputs = {
+            name: batch[name]
+            for name in ("input_ids", "attention_mask", "token_type_ids")
+            if batch.get(name) is not None
+        }
         shape = inputs["input_ids"].shape
         if len(shape) != 2 or any(value.shape != shape for value in inputs.values()):
-            raise ValueError(f"start wants tensors of one shape (rows, tokens), got { {name: tuple(value.shape) for name, value in inputs.items()} }")
+            raise ValueError(
+                "start wants tensors of one shape (rows, tokens), got"
+                f" { {name: tuple(value.shape) for name, value in inputs.items()} }"
+            )
         if "attention_mask" in inputs:
-            inputs["attention_mask"] = inputs["attention_mask"].long()  # DeBERTa subtracts it, so it must not be bool
-        lengths = lengths_of(inputs["attention_mask"]) if "attention_mask" in inputs else [shape[1]] * shape[0]
+            inputs["attention_mask"] = inputs[
+                "attention_mask"
+            ].long()  # DeBERTa subtracts it, so it must not be bool
+        lengths = (
+            lengths_of(inputs["attention_mask"])
+            if "attention_mask" in inputs
+            else [shape[1]] * shape[0]
+        )
         device = self.device
-        inputs = {name: value if value.device == device else value.to(device) for name, value in inputs.items()}
+        inputs = {
+            name: value if value.device == device else value.to(device)
+            for name, value in inputs.items()
+        }
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         mask = torch.ones_like(ids) if mask is None else mask
-        hidden = self.glue.embed(ids, inputs.get("token_type_ids") if self.token_types else None, mask)  # (rows, tokens, d)
-        return State(hidden, mask, lengths, self.glue.context(hidden, mask, padded(lengths, shape[1])))
+        hidden = self.glue.embed(
+            ids, inputs.get("token_type_ids") if self.token_types else None, mask
+        )  # (rows, tokens, d)
+        return State(
+            hidden, mask, lengths, self.glue.context(hidden, mask, padded(lengths, shape[1]))
+        )
 
     def step(self, state, k) -> State:
         """Apply layer k, in 1..l. Layers come in order: the state knows how many it has seen."""
         if k != state.layer + 1 or k > self.n_layers:
             raise ValueError(f"layer {k} cannot follow layer {state.layer} of {self.n_layers}")
         hidden = state.hidden
-        if state.lengths:  # Hugging Face's layers fail on an empty batch; a loop in which every row has exited need not
+        # Hugging Face's layers fail on an empty batch; a loop in which every row has exited need
+        # not
+        if state.lengths:
             hidden = self.glue.apply(self.layers[k - 1], hidden, state.mask, state.context)
         return State(hidden, state.mask, state.lengths, state.context, k)
 
     def cls(self, state) -> Tensor:
         """h_[CLS] after the current layer (Section 3.1), (rows, d): what the early heads read.
 
-        As everywhere in transformers this is position 0, also where that is padding: pad on the right. For ModernBERT it is the
-        residual stream, before the final norm.
+        As everywhere in transformers this is position 0, also where that is padding: pad on the
+        right. For ModernBERT it is the residual stream, before the final norm.
         """
         return state.hidden.select(1, 0)
 
     def finish(self, state) -> Tensor:
         """Logits of F itself, (rows, C), after layer l: its own pooler, norm and classifier."""
         if state.layer != self.n_layers:
-            raise ValueError(f"the classifier of F comes after layer {self.n_layers}, not after layer {state.layer}")
+            raise ValueError(
+                f"the classifier of F comes after layer {self.n_layers}, not after layer"
+                f" {state.layer}"
+            )
         return self.glue.head(state.hidden, state.mask)
 
     def keep(self, state, rows, trim=True) -> State:
-        """Only these rows, in this order: row numbers, as a list or a LongTensor, or a bool tensor (rows,). It uses the old state up.
+        """Only these rows, in this order: row numbers, as a list or a LongTensor, or a bool tensor
+        (rows,). It uses the old state up.
 
-        trim: also cut the columns at the end which are padding in every row that is left. No token ever attends to them, so this
-        changes nothing but the time. Only done for right padding, where every row begins with a token: a [CLS] that is itself
-        padding may have nothing to attend to, and then attends to all columns alike.
+        trim: also cut the columns at the end which are padding in every row that is left. No token
+        ever attends to them, so this changes nothing but the time. Only done for right padding,
+        where every row begins with a token: a [CLS] that is itself padding may have nothing to
+        attend to, and then attends to all columns alike.
         """
-        numbers = rows if isinstance(rows, list) else rows.nonzero().flatten().tolist() if rows.dtype == torch.bool else rows.tolist()
+        numbers = (
+            rows
+            if isinstance(rows, list)
+            else rows.nonzero().flatten().tolist()
+            if rows.dtype == torch.bool
+            else rows.tolist()
+        )
         lengths, width = [state.lengths[row] for row in numbers], state.mask.shape[1]
         if trim and lengths and all(lengths):
             width = max(lengths)
         hidden, mask, n = state.hidden, state.mask, len(numbers)
-        select = lambda tensor: tensor.index_select(0, torch.tensor(numbers, dtype=torch.long, device=tensor.device))
+        select = lambda tensor: tensor.index_select(
+            0, torch.tensor(numbers, dtype=torch.long, device=tensor.device)
+        )
         moves = [(to, row) for to, row in enumerate(numbers) if to != row]
         if width == hidden.shape[1] and 2 * len(moves) <= n and all(row >= n for _, row in moves):
-            for to, row in moves:  # most rows are where they should be: rows from the end fill the gaps
+            for (
+                to,
+                row,
+            ) in moves:  # most rows are where they should be: rows from the end fill the gaps
                 hidden[to] = hidden[row]
             hidden = hidden[:n]
         else:
@@ -378,17 +494,31 @@ class Backbone:
     def join(self, first, second) -> State:
         """The rows of two states of the same layer as one."""
         width = max(first.mask.shape[1], second.mask.shape[1])
-        pad = lambda tensor, *rest: tensor if tensor.shape[1] == width else nn.functional.pad(tensor, (*rest, 0, width - tensor.shape[1]))
+        pad = lambda tensor, *rest: (
+            tensor
+            if tensor.shape[1] == width
+            else nn.functional.pad(tensor, (*rest, 0, width - tensor.shape[1]))
+        )
         hidden = torch.cat([pad(state.hidden, 0, 0) for state in (first, second)])
         mask = torch.cat([pad(state.mask) for state in (first, second)])
         lengths = first.lengths + second.lengths
-        return State(hidden, mask, lengths, self.glue.context(hidden, mask, padded(lengths, width)), first.layer)
+        return State(
+            hidden,
+            mask,
+            lengths,
+            self.glue.context(hidden, mask, padded(lengths, width)),
+            first.layer,
+        )
 
     @torch.no_grad()  # and not inference_mode: heads are trained on these
     def states(self, batch):
-        """([CLS] after every layer (rows, l, d), logits of F (rows, C)): all that training and calibration need of F."""
+        """([CLS] after every layer (rows, l, d), logits of F (rows, C)): all that training and
+        calibration need of F.
+        """
         state, cls = self.start(batch), []
         for k in range(1, self.n_layers + 1):
             state = self.step(state, k)
-            cls.append(self.cls(state).clone())  # a view would keep all tokens of all layers in memory
+            cls.append(
+                self.cls(state).clone()
+            )  # a view would keep all tokens of all layers in memory
         return torch.stack(cls, 1), self.finish(state)

@@ -1,7 +1,8 @@
 """ScoreTable: what every layer of one model said about every input of one split, in one file.
 
-It is the only interface between the expensive half of the repository (training, torch) and the cheap one (calibration,
-figures, NumPy). The file is safetensors with the metadata in its header; a hash of the arrays is kept there and checked.
+It is the only interface between the expensive half of the repository (training, torch) and the
+cheap one (calibration, figures, NumPy). The file is safetensors with the metadata in its header; a
+hash of the arrays is kept there and checked.
 """
 
 import hashlib
@@ -12,8 +13,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from cats import measures
-from cats.files import writing
+from cats._io import writing
+from cats.stats import measures
 
 FORMAT = "cats.ScoreTable/1"
 TAU = 0.5  # the margin within which two regression outputs count as equal (Section 5.3)
@@ -25,7 +26,8 @@ class ScoreTable:
     logits    (n, l, C) float; the full model F is the last layer; C = 1 means regression
     meta      (n, l-1) float; the meta classifier's belief that F_k(x) = F(x)
     labels    (n,) int for classification, float for regression; None for unlabelled inputs
-    metadata  task, backbone, split, seed, source, versions, and whatever else says how the table was made
+    metadata  task, backbone, split, seed, source, versions, and whatever else says how the table
+              was made
     tau       the margin of consistency for regression
 
     Layers are counted from 1: `predictions[:, k-1]` is F_k and `predictions[:, -1]` is F.
@@ -42,33 +44,48 @@ class ScoreTable:
         if self.logits.ndim != 3 or self.logits.shape[1] < 2 or self.logits.shape[2] < 1:
             raise ValueError(f"logits must have shape (n, l, C) with l >= 2 layers: {shapes}")
         if self.meta.shape != (len(self), self.n_layers - 1):
-            raise ValueError(f"meta must have shape (n, l-1) = {(len(self), self.n_layers - 1)}: {shapes}")
+            raise ValueError(
+                f"meta must have shape (n, l-1) = {(len(self), self.n_layers - 1)}: {shapes}"
+            )
         for name, array in (("logits", self.logits), ("meta", self.meta)):
             if array.dtype.kind != "f":
                 raise TypeError(f"{name} must be floating point, got {array.dtype}")
             if not np.isfinite(array).all():
-                raise ValueError(f"{name} hold NaN or infinite values: the table would give wrong exits")
+                raise ValueError(
+                    f"{name} hold NaN or infinite values: the table would give wrong exits"
+                )
         if not self.tau >= 0:
             raise ValueError(f"tau must be at least 0, got {self.tau}")
         if self.labels is None:
             return
         if self.labels.shape != (len(self),):
-            raise ValueError(f"labels must have shape (n,) = ({len(self)},), got {self.labels.shape}")
+            raise ValueError(
+                f"labels must have shape (n,) = ({len(self)},), got {self.labels.shape}"
+            )
         if self.regression:
             if self.labels.dtype.kind not in "fiu" or not np.isfinite(self.labels).all():
                 raise ValueError("labels of a regression table must be finite numbers")
         elif self.labels.dtype.kind not in "iu":
-            raise TypeError(f"labels of a classification table must be integers, got {self.labels.dtype}")
+            raise TypeError(
+                f"labels of a classification table must be integers, got {self.labels.dtype}"
+            )
         elif len(self) and not (0 <= self.labels.min() and self.labels.max() < self.n_classes):
-            raise ValueError(f"labels must lie in 0..{self.n_classes - 1}, got {self.labels.min()}..{self.labels.max()}")
+            raise ValueError(
+                f"labels must lie in 0..{self.n_classes - 1}, got"
+                f" {self.labels.min()}..{self.labels.max()}"
+            )
 
     def __len__(self):
         return len(self.logits)
 
     def __repr__(self):
         kind = "regression" if self.regression else f"{self.n_classes} classes"
-        name = " ".join(str(self.metadata[key]) for key in ("task", "backbone", "split") if key in self.metadata)
-        return f"ScoreTable({name or 'unnamed'}: {len(self)} inputs, {self.n_layers} layers, {kind})"
+        name = " ".join(
+            str(self.metadata[key]) for key in ("task", "backbone", "split") if key in self.metadata
+        )
+        return (
+            f"ScoreTable({name or 'unnamed'}: {len(self)} inputs, {self.n_layers} layers, {kind})"
+        )
 
     @property
     def n_layers(self):
@@ -95,7 +112,7 @@ class ScoreTable:
 
     @property
     def correct(self):
-        """Whether each layer's prediction is right, (n, l); for regression within tau of the label."""
+        """Whether each layer is right, (n, l); for regression within tau of the label."""
         if self.labels is None:
             raise ValueError("this table has no labels: accuracy needs labelled inputs")
         return self.agree(self.predictions, self.labels[:, None])
@@ -105,9 +122,13 @@ class ScoreTable:
         return np.abs(left - right) <= self.tau if self.regression else left == right
 
     def scores(self, measure="meta", seed=0):
-        """The confidence of every early layer, (n, l-1), higher = more confident; `seed` is for `random` alone."""
+        """The confidence of every early layer, (n, l-1), higher = more confident; `seed` is for
+        `random` alone.
+        """
         if measure not in measures.MEASURES:
-            raise ValueError(f"unknown measure {measure!r}; there are {', '.join(measures.MEASURES)}")
+            raise ValueError(
+                f"unknown measure {measure!r}; there are {', '.join(measures.MEASURES)}"
+            )
         if measure == "meta":
             return self.meta.astype(float)
         if measure == "random":
@@ -116,7 +137,10 @@ class ScoreTable:
             early = self.predictions[:, :-1]
             return measures.patience(self.agree(early[:, 1:], early[:, :-1]))
         if self.regression:
-            raise ValueError(f"{measure} needs class probabilities and this is a regression table: use meta or patience")
+            raise ValueError(
+                f"{measure} needs class probabilities and this is a regression table: use meta or"
+                " patience"
+            )
         return getattr(measures, measure)(self.logits.astype(float))
 
     def take(self, rows):
@@ -141,8 +165,15 @@ class ScoreTable:
 
     def save(self, path):
         """Write the table to one safetensors file, whole or not at all."""
-        header = {"format": FORMAT, "tau": self.tau, "sha256": self.sha256, "metadata": self.metadata}
-        header = {"cats": json.dumps(header, sort_keys=True)}  # one key: safetensors does not keep the order of several
+        header = {
+            "format": FORMAT,
+            "tau": self.tau,
+            "sha256": self.sha256,
+            "metadata": self.metadata,
+        }
+        header = {
+            "cats": json.dumps(header, sort_keys=True)
+        }  # one key: safetensors does not keep the order of several
         with writing(path) as aside:
             save_file(self._arrays(), aside, header)
         return Path(path)
@@ -158,15 +189,27 @@ class ScoreTable:
                 header = json.loads((file.metadata() or {}).get("cats", "{}"))
                 arrays = {name: file.get_tensor(name) for name in file.keys()}
         except SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file ({error}): make the table again") from None
+            raise ValueError(
+                f"{path} is not a whole safetensors file ({error}): make the table again"
+            ) from None
         if header.get("format") != FORMAT:
-            raise ValueError(f"{path} is not a ScoreTable: its format is {header.get('format')!r}, expected {FORMAT!r}")
+            raise ValueError(
+                f"{path} is not a ScoreTable: its format is {header.get('format')!r}, expected"
+                f" {FORMAT!r}"
+            )
         if not {"logits", "meta"} <= set(arrays) <= {"logits", "meta", "labels"}:
-            raise ValueError(f"{path} holds {sorted(arrays)}, a ScoreTable holds logits, meta and perhaps labels")
+            raise ValueError(
+                f"{path} holds {sorted(arrays)}, a ScoreTable holds logits, meta and perhaps labels"
+            )
         try:
             table = cls(**arrays, metadata=header["metadata"], tau=header["tau"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: the parts of this table do not fit together: {error}") from None
+            raise ValueError(
+                f"{path}: the parts of this table do not fit together: {error}"
+            ) from None
         if table.sha256 != header.get("sha256"):
-            raise ValueError(f"{path} was changed after it was written: its hash does not match, make the table again")
+            raise ValueError(
+                f"{path} was changed after it was written: its hash does not match, make the table"
+                " again"
+            )
         return table

@@ -1,4 +1,6 @@
-"""Where things are, how files are written (whole or not at all), and the provenance every result carries."""
+"""Where things are, how files are written (whole or not at all), and the provenance every result
+carries.
+"""
 
 import hashlib
 import json
@@ -17,10 +19,14 @@ FIGURES = Path(os.environ.get("CATS_FIGURES", BUILD / "figures"))  # by hand: re
 
 @contextmanager
 def writing(path):
-    """A path beside `path` to write to; renamed to `path` at the end, gone if anything went wrong before."""
+    """A path beside `path` to write to; renamed to `path` at the end, gone if anything went wrong
+    before.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{os.getpid()}.{path.name}")  # keeps the suffix, which writers read the format from
+    aside = path.with_name(
+        f".{os.getpid()}.{path.name}"
+    )  # keeps the suffix, which writers read the format from
     try:
         yield aside
         aside.replace(path)
@@ -60,4 +66,6 @@ def results(pattern):
 def announce(folder):
     """Say once where results go that are not the batch's."""
     if "CATS_FIGURES" not in os.environ:
-        print(f"Results go to {shown(folder)}/. Those in figures/ are made by the batch: make figures")
+        print(
+            f"Results go to {shown(folder)}/. Those in figures/ are made by the batch: make figures"
+        )

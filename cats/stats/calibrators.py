@@ -1,29 +1,32 @@
-"""Thresholds for early exits, with finite-sample guarantees (Section 4 of the paper, and three calibrators beyond it).
+"""Thresholds for early exits, with finite-sample guarantees (Section 4 of the paper, and three
+calibrators beyond it).
 
-| method        | what it promises                          | why                                                       |
-|---------------|-------------------------------------------|-----------------------------------------------------------|
-| `static`      | nothing                                   | one layer for all inputs, chosen on the calibration set   |
-| `threshold`   | nothing                                   | exit when the score exceeds 1-epsilon                     |
-| `naive`       | the bound it reports, not epsilon         | Proposition 3.1, Clopper-Pearson on a half set aside      |
-| `independent` | P(G = F) >= 1-epsilon                     | Theorem 4.4, one quantile a layer, Bonferroni             |
-| `shared`      | the same, also given an inconsistent layer| Theorem 4.6, quantile of the worst inconsistent score     |
-| `shared_all`  | P(G = F) >= 1-epsilon                     | the same over all inputs, -inf where nothing is wrong     |
-| `first_exit`  | P(G = F) >= 1-epsilon                     | the first layer above a threshold is always a record      |
-| `pac`         | P(risk <= epsilon) >= 1-delta             | binomial tail on the statistic of `first_exit`            |
-| `ltt`         | P(risk <= epsilon) >= 1-delta             | fixed-sequence testing of the true, non-monotone risk     |
+| method        | what it promises               | why                                            |
+|---------------|--------------------------------|------------------------------------------------|
+| `static`      | nothing                        | one layer for all inputs                       |
+| `threshold`   | nothing                        | exit when the score exceeds 1-epsilon          |
+| `naive`       | the bound it reports           | Proposition 3.1, Clopper-Pearson on one half   |
+| `independent` | P(G = F) >= 1-epsilon          | Theorem 4.4, one quantile a layer, Bonferroni  |
+| `shared`      | also given an inconsistent one | Theorem 4.6, quantile of the worst wrong score |
+| `shared_all`  | P(G = F) >= 1-epsilon          | over all inputs, -inf where nothing is wrong   |
+| `first_exit`  | P(G = F) >= 1-epsilon          | the first layer above a threshold is a record  |
+| `pac`         | P(risk <= epsilon) >= 1-delta  | binomial tail on the statistic of `first_exit` |
+| `ltt`         | P(risk <= epsilon) >= 1-delta  | fixed-sequence tests of the true risk          |
 
-Scores are "higher = more confident". Column k-1 belongs to layer k; an input exits at the first layer whose score is
-strictly above that layer's threshold, else at the last layer l. All ranks are integers computed in exact arithmetic.
+Scores are "higher = more confident". Column k-1 belongs to layer k; an input exits at the first
+layer whose score is strictly above that layer's threshold, else at the last layer l. All ranks are
+integers computed in exact arithmetic.
 """
 
 import inspect
 import math
 import warnings
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from numbers import Real
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -33,7 +36,8 @@ class CalibrationWarning(UserWarning):
     """The data cannot promise what was asked for; the answer is the safe one."""
 
 
-# --- levels and ranks ---------------------------------------------------------------------------------------------
+# --- levels and ranks
+# ---------------------------------------------------------------------------------------------
 
 
 def exact(number):
@@ -63,7 +67,9 @@ def probability(number, name):
 
 
 def conformal_rank(n, level):
-    """The rank ⌈level·(n+1)⌉ of the inflated quantile of n values (Lemma A.1); n+1 stands for infinity."""
+    """The rank ⌈level·(n+1)⌉ of the inflated quantile of n values (Lemma A.1); n+1 stands for
+    infinity.
+    """
     level = exact(level)
     return -(-level.numerator * (n + 1) // level.denominator)
 
@@ -71,11 +77,12 @@ def conformal_rank(n, level):
 def conformal_quantile(values, level):
     """The ⌈level·(n+1)⌉-th smallest of n values, `inf` where that rank exceeds n (Lemma A.1).
 
-    If a further value is exchangeable with these, it is at most the result with probability at least `level`.
+    If a further value is exchangeable with these, it is at most the result with probability at
+    least `level`.
 
     >>> conformal_quantile([1., 2., 3., 4., 5., 6., 7., 8., 9.], 0.9)
     9.0
-    >>> conformal_quantile([1., 2., 3., 4., 5., 6., 7., 8.], 0.9)   # eight values cannot promise 0.9
+    >>> conformal_quantile([1., 2., 3., 4., 5., 6., 7., 8.], 0.9)  # eight values cannot promise it
     inf
     """
     values = np.asarray(values, dtype=float)
@@ -93,18 +100,23 @@ def conformal_quantile(values, level):
 def most_errors(n, epsilon, delta):
     """The largest m with BinomCDF(m; n, epsilon) <= delta, -1 if there is none.
 
-    Seeing at most m errors in n independent trials rejects "the risk exceeds epsilon" at level delta.
+    Seeing at most m errors in n independent trials rejects "the risk exceeds epsilon" at level
+    delta.
     """
     epsilon, delta = float(epsilon), float(delta)
-    m = int(stats.binom.ppf(delta, n, epsilon)) if n else 0  # the smallest m whose CDF reaches delta ...
+    m = (
+        int(stats.binom.ppf(delta, n, epsilon)) if n else 0
+    )  # the smallest m whose CDF reaches delta ...
     return m if stats.binom.cdf(m, n, epsilon) <= delta else m - 1  # ... which may overshoot it
 
 
 def calibration_size(epsilon, delta=None):
-    """The smallest calibration set that can promise epsilon; with delta, that can promise it to that confidence.
+    """The smallest calibration set that can promise epsilon; with delta, that can promise it to
+    that confidence.
 
-    For `shared` it counts the inputs with an inconsistent layer, for `independent` pass omega_k·epsilon and read it per
-    layer; `first_exit` and `shared_all` count all inputs; `pac` and `ltt` need delta.
+    For `shared` it counts the inputs with an inconsistent layer, for `independent` pass
+    omega_k·epsilon and read it per layer; `first_exit` and `shared_all` count all inputs; `pac` and
+    `ltt` need delta.
 
     >>> calibration_size(0.05), calibration_size(0.05, delta=0.01)
     (19, 90)
@@ -113,7 +125,9 @@ def calibration_size(epsilon, delta=None):
     if delta is None:
         return math.ceil(1 / epsilon) - 1
     delta = probability(delta, "delta")
-    n = max(1, math.ceil(math.log(delta) / math.log1p(-epsilon)) - 1)  # (1-epsilon)^n <= delta, up to rounding
+    n = max(
+        1, math.ceil(math.log(delta) / math.log1p(-epsilon)) - 1
+    )  # (1-epsilon)^n <= delta, up to rounding
     while most_errors(n, epsilon, delta) < 0:
         n += 1
     return n
@@ -131,15 +145,20 @@ def smallest_epsilon(n, delta=None):
 
 
 def clopper_pearson(successes, n, delta=0.01):
-    """Proposition 3.1: a lower bound that the true success rate exceeds with probability at least 1-delta."""
+    """Proposition 3.1: a lower bound that the true success rate exceeds with probability at least
+    1-delta.
+    """
     successes, n = np.asarray(successes), np.asarray(n)
     if (successes < 0).any() or (successes > n).any():
         raise ValueError(f"successes must lie between 0 and n, got {successes} of {n}")
-    bound = stats.beta.ppf(float(probability(delta, "delta")), np.maximum(successes, 1), n - successes + 1)
+    bound = stats.beta.ppf(
+        float(probability(delta, "delta")), np.maximum(successes, 1), n - successes + 1
+    )
     return np.where(successes > 0, bound, 0.0)[()]
 
 
-# --- what the calibrators look at ---------------------------------------------------------------------------------
+# --- what the calibrators look at
+# ---------------------------------------------------------------------------------
 
 
 def check_scores(scores, consistent=None):
@@ -148,42 +167,57 @@ def check_scores(scores, consistent=None):
     if scores.dtype.kind not in "fiu":
         raise TypeError(f"scores must be numbers, got an array of {scores.dtype}")
     if scores.ndim != 2 or scores.shape[1] == 0:
-        raise ValueError(f"scores must have shape (n, l-1) with at least one early layer, got {scores.shape}")
+        raise ValueError(
+            f"scores must have shape (n, l-1) with at least one early layer, got {scores.shape}"
+        )
     scores = scores.astype(float, copy=False)
     if not np.isfinite(scores).all():
         row, layer = np.argwhere(~np.isfinite(scores))[0]
-        raise ValueError(f"scores must be finite: input {row} has {scores[row, layer]} at layer {layer + 1}")
+        raise ValueError(
+            f"scores must be finite: input {row} has {scores[row, layer]} at layer {layer + 1}"
+        )
     if consistent is None:
         return scores
     consistent = np.asarray(consistent)
     if consistent.dtype != bool:
-        raise TypeError(f"consistent must be boolean, got {consistent.dtype}: is it F_k(x) = F(x) and not a score?")
+        raise TypeError(
+            f"consistent must be boolean, got {consistent.dtype}: is it F_k(x) = F(x) and not a"
+            " score?"
+        )
     if consistent.shape != scores.shape:
-        raise ValueError(f"scores {scores.shape} and consistent {consistent.shape} must have the same shape (n, l-1)")
+        raise ValueError(
+            f"scores {scores.shape} and consistent {consistent.shape} must have the same shape (n,"
+            " l-1)"
+        )
     return scores, consistent
 
 
 def records(scores):
-    """Whether a layer's score exceeds every earlier layer's, (n, l-1): only there can a shared threshold exit."""
+    """Whether a layer's score exceeds every earlier layer's, (n, l-1): only there can a shared
+    threshold exit.
+    """
     earlier = np.maximum.accumulate(scores, axis=1)[:, :-1]
     return np.concatenate([np.ones((len(scores), 1), bool), scores[:, 1:] > earlier], axis=1)
 
 
 def worst_score(scores, consistent, only_records=False):
-    """V, the largest score of an inconsistent layer (M_max of Section 4.2.2), -inf where there is none: shape (n,).
+    """V, the largest score of an inconsistent layer (M_max of Section 4.2.2), -inf where there is
+    none: shape (n,).
 
-    With `only_records` the maximum runs over inconsistent records alone, which is still enough: the first layer above
-    t is a record, so G_t differs from F only if an inconsistent record exceeds t.
+    With `only_records` the maximum runs over inconsistent records alone, which is still enough: the
+    first layer above t is a record, so G_t differs from F only if an inconsistent record exceeds t.
     """
     wrong = ~consistent & records(scores) if only_records else ~consistent
     return np.where(wrong, scores, -np.inf).max(axis=1)
 
 
 class ExitEvents:
-    """Every threshold at which the exit of some input moves, sorted: exact step functions of a shared threshold.
+    """Every threshold at which the exit of some input moves, sorted: exact step functions of a
+    shared threshold.
 
-    An input leaves its record at layer j for its next record (or the last layer) as soon as t reaches the score at j.
-    A total such as the number of consistent inputs is therefore a cumulative sum over events, for all t at once.
+    An input leaves its record at layer j for its next record (or the last layer) as soon as t
+    reaches the score at j. A total such as the number of consistent inputs is therefore a
+    cumulative sum over events, for all t at once.
     """
 
     def __init__(self, scores):
@@ -199,7 +233,9 @@ class ExitEvents:
         return quantity[self.row, self.target] - quantity[self.row, self.layer]
 
     def curve(self, quantity, steps, keep):
-        """The total of quantity[i, exit layer of i] over the kept inputs, as a function of a shared threshold."""
+        """The total of quantity[i, exit layer of i] over the kept inputs, as a function of a shared
+        threshold.
+        """
         inside = keep[self.row]
         score = self.score[inside]
         totals = np.concatenate([quantity[keep, 0].sum(axis=0)[None], steps[inside]]).cumsum(axis=0)
@@ -207,7 +243,9 @@ class ExitEvents:
 
 
 class CalibrationSet:
-    """Scores and consistency with what the calibrators need sorted once; `part` restricts it without sorting again."""
+    """Scores and consistency with what the calibrators need sorted once; `part` restricts it
+    without sorting again.
+    """
 
     def __init__(self, scores, consistent):
         self.scores, self.consistent = check_scores(scores, consistent)
@@ -229,7 +267,9 @@ class CalibrationSet:
         return self.scores.shape[1]
 
     def _sorted(self, name, make):
-        """Sorted values by name, with the rows they belong to; a part filters what the whole has sorted."""
+        """Sorted values by name, with the rows they belong to; a part filters what the whole has
+        sorted.
+        """
         if name not in self._cache:
             if self is self.whole:
                 values, rows = make()
@@ -242,7 +282,10 @@ class CalibrationSet:
 
     def worst(self, only_records=False):
         """Sorted V of all inputs."""
-        make = lambda: (worst_score(self.scores, self.consistent, only_records), np.arange(len(self.scores)))
+        make = lambda: (
+            worst_score(self.scores, self.consistent, only_records),
+            np.arange(len(self.scores)),
+        )
         return self._sorted(("worst", only_records), make)[0]
 
     def worst_given_some(self):
@@ -256,7 +299,9 @@ class CalibrationSet:
 
     @cached_property
     def inconsistent(self):
-        """Scores of the inconsistent layers, layer by layer and sorted within each, and how many each layer has."""
+        """Scores of the inconsistent layers, layer by layer and sorted within each, and how many
+        each layer has.
+        """
         if not hasattr(self.whole, "_inconsistent"):
             whole = self.whole
             column, row = np.nonzero(~self.consistent.T)
@@ -274,15 +319,20 @@ class CalibrationSet:
     def _errors(self):
         if self is not self.whole:
             return self.whole._errors
-        wrong = np.concatenate([~self.consistent, np.zeros((len(self.scores), 1), bool)], axis=1).astype(np.int64)
+        wrong = np.concatenate(
+            [~self.consistent, np.zeros((len(self.scores), 1), bool)], axis=1
+        ).astype(np.int64)
         return wrong, self.events.steps(wrong)
 
     def errors(self, thresholds):
-        """The number of inputs with G_t != F at every shared threshold t: the true risk, which need not be monotone."""
+        """The number of inputs with G_t != F at every shared threshold t: the true risk, which need
+        not be monotone.
+        """
         return self.events.curve(*self._errors, self.keep)(thresholds)
 
 
-# --- the calibrators: each maps (calibration set, epsilons) to thresholds (len(epsilons), l-1) ---------------------
+# --- the calibrators: each maps (calibration set, epsilons) to thresholds (len(epsilons), l-1)
+# ---------------------
 
 
 def _quantiles(values, levels):
@@ -310,9 +360,11 @@ def _threshold(cal, epsilons):
 
 
 def naive(cal, epsilons, delta=0.01, seed=0):
-    """Section 3.3: the smallest threshold that is consistent enough on one half, and Proposition 3.1's bound on the other.
+    """Section 3.3: the smallest threshold that is consistent enough on one half, and Proposition
+    3.1's bound on the other.
 
-    Returns thresholds (len(epsilons), l-1) and the lower bounds (len(epsilons),) on the true consistency.
+    Returns thresholds (len(epsilons), l-1) and the lower bounds (len(epsilons),) on the true
+    consistency.
     """
     rows = np.random.default_rng(seed).permutation(np.flatnonzero(cal.keep))
     half = np.zeros_like(cal.keep)
@@ -338,15 +390,21 @@ def _independent(cal, epsilons, weights=None):
     if len(weights) != cal.early:
         raise ValueError(f"{len(weights)} weights for {cal.early} early layers")
     if min(weights) < 0 or abs(sum(weights) - 1) > Fraction(1, 10**9):
-        raise ValueError(f"weights must be at least 0 and sum to 1, they sum to {float(sum(weights))}")
+        raise ValueError(
+            f"weights must be at least 0 and sum to 1, they sum to {float(sum(weights))}"
+        )
     levels = {weight: [1 - weight * epsilon for epsilon in epsilons] for weight in set(weights)}
     values, counts = cal.inconsistent
     layers = np.split(values, np.cumsum(counts)[:-1])
-    return np.stack([_quantiles(layer, levels[weight]) for layer, weight in zip(layers, weights)], axis=1)
+    return np.stack(
+        [_quantiles(layer, levels[weight]) for layer, weight in zip(layers, weights)], axis=1
+    )
 
 
 def _shared(cal, epsilons):
-    return _same_for_all_layers(cal, _quantiles(cal.worst_given_some(), [1 - epsilon for epsilon in epsilons]))
+    return _same_for_all_layers(
+        cal, _quantiles(cal.worst_given_some(), [1 - epsilon for epsilon in epsilons])
+    )
 
 
 def _shared_all(cal, epsilons):
@@ -354,7 +412,9 @@ def _shared_all(cal, epsilons):
 
 
 def _first_exit(cal, epsilons):
-    return _same_for_all_layers(cal, _quantiles(cal.worst(only_records=True), [1 - epsilon for epsilon in epsilons]))
+    return _same_for_all_layers(
+        cal, _quantiles(cal.worst(only_records=True), [1 - epsilon for epsilon in epsilons])
+    )
 
 
 def _pac(cal, epsilons, delta=0.01):
@@ -364,9 +424,12 @@ def _pac(cal, epsilons, delta=0.01):
     return _same_for_all_layers(cal, [worst[cal.n - 1 - m] if m >= 0 else np.inf for m in allowed])
 
 
-# A sequence fixed before any data is seen: dense where scores are probabilities, coarse far outside, strict to loose.
+# A sequence fixed before any data is seen: dense where scores are probabilities, coarse far
+# outside, strict to loose.
 FIXED_SEQUENCE = np.unique(
-    np.concatenate([1 / (1 + np.exp(-np.linspace(-16, 16, 1281))), np.sinh(np.linspace(-14, 14, 1401))])
+    np.concatenate(
+        [1 / (1 + np.exp(-np.linspace(-16, 16, 1281))), np.sinh(np.linspace(-14, 14, 1401))]
+    )
 )[::-1]
 
 
@@ -374,7 +437,9 @@ def _ltt(cal, epsilons, delta=0.01, sequence=None):
     delta = probability(delta, "delta")
     sequence = FIXED_SEQUENCE if sequence is None else np.asarray(sequence, dtype=float)
     if sequence.ndim != 1 or not len(sequence) or not (np.diff(sequence) < 0).all():
-        raise ValueError("sequence must be one-dimensional and strictly decreasing, from strict to loose")
+        raise ValueError(
+            "sequence must be one-dimensional and strictly decreasing, from strict to loose"
+        )
     errors = cal.errors(sequence)
     thresholds = []
     for epsilon in epsilons:
@@ -407,18 +472,24 @@ METHODS = {
 
 
 def find_method(name, options=()):
-    """The calibrator of that name; says what there is when there is none, or when an option is not its own."""
+    """The calibrator of that name; says what there is when there is none, or when an option is not
+    its own.
+    """
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; there are {', '.join(METHODS)}")
     known = list(inspect.signature(METHODS[name].thresholds).parameters)[2:]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise TypeError(f"{name} takes {', '.join(known) or 'no options'}, not {', '.join(unknown)}")
+        raise TypeError(
+            f"{name} takes {', '.join(known) or 'no options'}, not {', '.join(unknown)}"
+        )
     return METHODS[name]
 
 
 def why_not(cal, epsilon, method, thresholds, options):
-    """Why a calibrator with a guarantee answered `inf`, and how many calibration points it would need; else None."""
+    """Why a calibrator with a guarantee answered `inf`, and how many calibration points it would
+    need; else None.
+    """
     shut = np.flatnonzero(np.isposinf(thresholds))
     if METHODS[method].guarantee == "none" or not len(shut):
         return None
@@ -427,20 +498,31 @@ def why_not(cal, epsilon, method, thresholds, options):
         shares = [Fraction(1, cal.early) if weights is None else exact(weights[k]) for k in shut]
         need = max(calibration_size(share * epsilon) if share else math.inf for share in shares)
         have = cal.inconsistent[1][shut].min()
-        what = f"inputs inconsistent at a layer (layers {', '.join(str(k + 1) for k in shut)} stay shut)"
+        what = (
+            f"inputs inconsistent at a layer (layers {', '.join(str(k + 1) for k in shut)} stay"
+            " shut)"
+        )
     elif method == "shared":
-        what, have, need = "inputs with an inconsistent layer", len(cal.worst_given_some()), calibration_size(epsilon)
+        what, have, need = (
+            "inputs with an inconsistent layer",
+            len(cal.worst_given_some()),
+            calibration_size(epsilon),
+        )
     elif METHODS[method].guarantee == "pac":
         what, have, need = "inputs", cal.n, calibration_size(epsilon, options.get("delta", 0.01))
     else:
         what, have, need = "inputs", cal.n, 2 if method == "naive" else calibration_size(epsilon)
     if have >= need:  # ltt alone: the strictest threshold of its sequence already errs too often
         what += " and fewer errors among the most confident of them"
-    return f"{method} cannot promise epsilon={float(epsilon):g}: it needs at least {need} {what}, there are {have}; threshold inf"
+    return (
+        f"{method} cannot promise epsilon={float(epsilon):g}: it needs at least {need} {what},"
+        f" there are {have}; threshold inf"
+    )
 
 
 def calibrate(scores, consistent, epsilon, method="shared", *, correct=None, **options):
-    """Thresholds (l-1,) under which the early-exit model G agrees with F as often as the method promises.
+    """Thresholds (l-1,) under which the early-exit model G agrees with F as often as the method
+    promises.
 
     >>> scores = np.array([[.1, .9], [.8, .9], [.3, .2], [.6, .7]])
     >>> consistent = np.array([[False, True], [True, True], [False, False], [True, True]])
@@ -451,18 +533,24 @@ def calibrate(scores, consistent, epsilon, method="shared", *, correct=None, **o
     consistent  (n, l-1), whether F_k(x) = F(x)
     epsilon     the tolerated rate of G != F, in (0, 1)
     method      one of METHODS
-    correct     (n,), whether F is right: calibrate on those inputs alone. Then P(G = F | F = Y) >= 1-epsilon, so that
-                P(G = Y) >= (1-epsilon)·P(F = Y); agreement on all inputs only gives P(G = Y) >= P(F = Y) - epsilon
-    options     `weights` for independent; `delta` for naive, pac, ltt; `seed` for naive; `sequence` for ltt
+    correct     (n,), whether F is right: calibrate on those inputs alone. Then P(G = F | F = Y) >=
+                1-epsilon, so that P(G = Y) >= (1-epsilon)·P(F = Y); agreement on all inputs only
+                gives P(G = Y) >= P(F = Y) - epsilon
+    options     `weights` for independent; `delta` for naive, pac, ltt; `seed` for naive; `sequence`
+                for ltt
 
-    What `naive` promises is a bound, which `cats.calibration.naive` and the column `bound` of `evaluate` give.
-    Where the data cannot promise epsilon the thresholds are `inf`, with a CalibrationWarning that says what is missing.
+    What `naive` promises is a bound, which `cats.stats.calibrators.naive` and the column `bound` of
+    `evaluate` give. Where the data cannot promise epsilon the thresholds are `inf`, with a
+    CalibrationWarning that says what is missing.
     """
     cal = CalibrationSet(scores, consistent)
     if correct is not None:
         correct = np.asarray(correct)
         if correct.dtype != bool or correct.shape != (cal.n,):
-            raise TypeError(f"correct must be a boolean array of shape ({cal.n},), got {correct.dtype} {correct.shape}")
+            raise TypeError(
+                f"correct must be a boolean array of shape ({cal.n},), got {correct.dtype}"
+                f" {correct.shape}"
+            )
         cal = cal.part(correct)
     return thresholds_from(cal, epsilon, method, stacklevel=3, **options)
 
@@ -479,7 +567,8 @@ def thresholds_from(cal, epsilon, method, stacklevel=2, **options):
 
 
 def exit_layers(scores, thresholds):
-    """Where each input leaves (Eq. 2): the first layer, counted from 1, with a score strictly above its threshold, else l.
+    """Where each input leaves (Eq. 2): the first layer, counted from 1, with a score strictly above
+    its threshold, else l.
 
     >>> exit_layers([[.2, .9], [.6, .9], [.2, .3]], [.5, .5])
     array([2, 1, 3])
@@ -487,7 +576,9 @@ def exit_layers(scores, thresholds):
     scores = check_scores(scores)
     thresholds = np.asarray(thresholds, dtype=float)
     if thresholds.shape != scores.shape[1:]:
-        raise ValueError(f"scores {scores.shape} need {scores.shape[1]} thresholds, got shape {thresholds.shape}")
+        raise ValueError(
+            f"scores {scores.shape} need {scores.shape[1]} thresholds, got shape {thresholds.shape}"
+        )
     if np.isnan(thresholds).any():
         raise ValueError("thresholds hold NaN")
     return first_above(scores, thresholds)
@@ -495,6 +586,8 @@ def exit_layers(scores, thresholds):
 
 def first_above(scores, thresholds):
     """`exit_layers` without the checks."""
-    above = np.ones((len(scores), scores.shape[1] + 1), bool)  # the last layer always takes what is left
+    above = np.ones(
+        (len(scores), scores.shape[1] + 1), bool
+    )  # the last layer always takes what is left
     np.greater(scores, thresholds, out=above[:, :-1])
     return above.argmax(axis=1) + 1

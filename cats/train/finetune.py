@@ -1,4 +1,6 @@
-"""Fine-tuning F (Section 5, Appendix B) with the Hugging Face Trainer: checkpointed, resumable, then frozen for good."""
+"""Fine-tuning F (Section 5, Appendix B) with the Hugging Face Trainer: checkpointed, resumable,
+then frozen for good.
+"""
 
 import json
 import shutil
@@ -7,12 +9,19 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
-from cats import demo, tasks
-from cats.backbone import Backbone
-from cats.extraction import collate, processes, tokenise
-from cats.files import write_json
+from cats._io import write_json
+from cats.model.backbone import Backbone
+from cats.train import demo, tasks
+from cats.train.states import collate, processes, tokenise
 
 
 def tokenizer_of(model):
@@ -22,23 +31,35 @@ def tokenizer_of(model):
     try:
         return AutoTokenizer.from_pretrained(model)
     except OSError as error:
-        raise FileNotFoundError(f"no tokenizer at {model!r}: give a folder with a model, or a Hub id when online") from error
+        raise FileNotFoundError(
+            f"no tokenizer at {model!r}: give a folder with a model, or a Hub id when online"
+        ) from error
 
 
 def fresh_model(model, task):
-    """A model to fine-tune: pretrained encoder with a new classifier, or for `demo` and `demo-shared` an untrained one."""
+    """A model to fine-tune: pretrained encoder with a new classifier, or for `demo` and
+    `demo-shared` an untrained one.
+    """
     if str(model).startswith("demo"):
-        return AutoModelForSequenceClassification.from_config(demo.config(task.name, shared=model == "demo-shared"))
+        return AutoModelForSequenceClassification.from_config(
+            demo.config(task.name, shared=model == "demo-shared")
+        )
     labels = dict(enumerate(task.labels or ("score",)))
     config = AutoConfig.from_pretrained(model, num_labels=task.n_outputs)
     config.id2label, config.label2id = labels, {name: i for i, name in labels.items()}
     config.problem_type = "regression" if task.regression else "single_label_classification"
-    attention = None if torch.cuda.is_available() else "eager"  # a tenth quicker to train on a CPU at these lengths; the same sums
-    return AutoModelForSequenceClassification.from_pretrained(model, config=config, dtype=torch.float32, attn_implementation=attention)
+    attention = (
+        None if torch.cuda.is_available() else "eager"
+    )  # a tenth quicker to train on a CPU at these lengths; the same sums
+    return AutoModelForSequenceClassification.from_pretrained(
+        model, config=config, dtype=torch.float32, attn_implementation=attention
+    )
 
 
 class Standardise(nn.Module):
-    """(x - mean)/std with fixed numbers: an affine map, so it can be folded into the linear layer after it."""
+    """(x - mean)/std with fixed numbers: an affine map, so it can be folded into the linear layer
+    after it.
+    """
 
     def __init__(self, mean, std):
         super().__init__()
@@ -52,7 +73,8 @@ class Standardise(nn.Module):
 def standardise_classifier(model, tokenizer, rows):
     """Put a Standardise before a linear classifier, fitted on what it reads for some rows.
 
-    MobileBERT's [CLS] reaches 100: a linear layer on it learns nothing at a rate that suits the encoder.
+    MobileBERT's [CLS] reaches 100: a linear layer on it learns nothing at a rate that suits the
+    encoder.
     """
     seen, linear = [], model.classifier
     if not isinstance(linear, nn.Linear):
@@ -67,15 +89,22 @@ def standardise_classifier(model, tokenizer, rows):
 
 
 def zero_classifier(model):
-    """Let a linear classifier start at zero: F then says the same of every input until it has learned something."""
+    """Let a linear classifier start at zero: F then says the same of every input until it has
+    learned something.
+    """
     if not isinstance(model.classifier, nn.Linear):
-        raise TypeError(f"only a linear classifier can start at zero, this one is {type(model.classifier).__name__}")
+        raise TypeError(
+            "only a linear classifier can start at zero, this one is"
+            f" {type(model.classifier).__name__}"
+        )
     nn.init.zeros_(model.classifier.weight)
     nn.init.zeros_(model.classifier.bias)
 
 
 def fold_classifier(model):
-    """Undo `standardise_classifier`: the same function as one linear layer, which any Hugging Face code can load."""
+    """Undo `standardise_classifier`: the same function as one linear layer, which any Hugging Face
+    code can load.
+    """
     if isinstance(model.classifier, nn.Sequential):
         scale, linear = model.classifier
         with torch.no_grad():
@@ -86,8 +115,18 @@ def fold_classifier(model):
 
 def last_checkpoint(folder):
     """The newest checkpoint that was written to its end, or None."""
-    needed = ("model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin")
-    whole = [path for path in Path(folder).glob("checkpoint-*") if all((path / name).exists() for name in needed)]
+    needed = (
+        "model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "trainer_state.json",
+        "training_args.bin",
+    )
+    whole = [
+        path
+        for path in Path(folder).glob("checkpoint-*")
+        if all((path / name).exists() for name in needed)
+    ]
     return max(whole, key=lambda path: int(path.name.split("-")[1]), default=None)
 
 
@@ -96,18 +135,39 @@ def warn_if_diverged(losses):
     end = losses[-len(losses) // 4 :]
     first, last = losses[0] if losses else 0, sum(end) / max(1, len(end))
     if not last <= 1.2 * first:  # also where it is not a number
-        warnings.warn(f"the training loss went from {first:.3g} to {last:.3g}: F has diverged. Lower the learning rate and train it again", stacklevel=3)
+        warnings.warn(
+            f"the training loss went from {first:.3g} to {last:.3g}: F has diverged. Lower the"
+            " learning rate and train it again",
+            stacklevel=3,
+        )
 
 
 def fine_tune(
-    task, data, model, folder, *,
-    epochs=3, learning_rate=2e-5, batch_size=32, warmup=0.1, weight_decay=0.01, max_length=None, seed=0, standardise=None, zero=False, **arguments,
-):  # fmt: skip
-    """Fine-tune `model` on data["train"] and leave it, with its tokenizer, in `folder`. Returns the Backbone.
+    task,
+    data,
+    model,
+    folder,
+    *,
+    epochs=3,
+    learning_rate=2e-5,
+    batch_size=32,
+    warmup=0.1,
+    weight_decay=0.01,
+    max_length=None,
+    seed=0,
+    standardise=None,
+    zero=False,
+    **arguments,
+):
+    """Fine-tune `model` on data["train"] and leave it, with its tokenizer, in `folder`. Returns the
+    Backbone.
 
-    model        a Hub id, a folder, or "demo" / "demo-shared": a small deep encoder trained from scratch
-    batch_size   rows in a step, of all processes together: a recipe means the same on any number of them
-    standardise  put the classifier's input on unit scale (folded away at the end); by default for MobileBERT alone
+    model        a Hub id, a folder, or "demo" / "demo-shared": a small deep encoder trained from
+                 scratch
+    batch_size   rows in a step, of all processes together: a recipe means the same on any number of
+                 them
+    standardise  put the classifier's input on unit scale (folded away at the end); by default for
+                 MobileBERT alone
     zero         start a linear classifier at zero
     arguments    further TrainingArguments
     A run that was interrupted goes on from its last checkpoint in folder/checkpoints.
@@ -115,9 +175,15 @@ def fine_tune(
     task, folder = tasks.find(task), Path(folder)
     others = sorted({path.name for path in folder.glob("*")} - {"checkpoints"})
     if others:
-        raise FileExistsError(f"{folder} holds {', '.join(others[:3])}: it will be replaced by the model, so give a folder that is empty or not there")
+        raise FileExistsError(
+            f"{folder} holds {', '.join(others[:3])}: it will be replaced by the model, so give a"
+            " folder that is empty or not there"
+        )
     if batch_size % processes().num_processes:
-        raise ValueError(f"a batch of {batch_size} cannot be shared by {processes().num_processes} processes: give a multiple as batch_size")
+        raise ValueError(
+            f"a batch of {batch_size} cannot be shared by {processes().num_processes} processes:"
+            " give a multiple as batch_size"
+        )
     set_seed(seed)
     tokenizer, network = tokenizer_of(model), fresh_model(model, task)
     backbone = Backbone(network)
@@ -132,7 +198,10 @@ def fine_tune(
 
     def batch(examples):
         labels = torch.tensor([example["labels"] for example in examples])
-        inputs = [{name: value for name, value in example.items() if name != "labels"} for example in examples]
+        inputs = [
+            {name: value for name, value in example.items() if name != "labels"}
+            for example in examples
+        ]
         return collate(tokenizer, inputs, backbone.extra_padding) | {"labels": labels}
 
     trainer = Trainer(
@@ -145,7 +214,8 @@ def fine_tune(
             warmup_steps=warmup,
             weight_decay=weight_decay,
             seed=seed,
-            average_tokens_across_devices=False,  # made for sums over tokens: it would count a mean over rows once a process
+            # made for sums over tokens: it would count a mean over rows once a process
+            average_tokens_across_devices=False,
             use_cpu=not torch.accelerator.is_available(),  # as `processes` sees it
             report_to="none",
             remove_unused_columns=False,
@@ -172,10 +242,15 @@ def fine_tune(
 
 
 def load_fine_tuned(folder, task):
-    """A fine-tuned model, on this process's device, and its tokenizer; refuses one that was tuned for another number of labels."""
+    """A fine-tuned model, on this process's device, and its tokenizer; refuses one that was tuned
+    for another number of labels.
+    """
     task, backbone = tasks.find(task), Backbone.from_pretrained(folder)
     if backbone.num_labels != task.n_outputs:
-        raise ValueError(f"{folder} was fine-tuned for {backbone.num_labels} outputs, {task.name} has {task.n_outputs}")
+        raise ValueError(
+            f"{folder} was fine-tuned for {backbone.num_labels} outputs, {task.name} has"
+            f" {task.n_outputs}"
+        )
     backbone.model.to(processes().device)
     return backbone, AutoTokenizer.from_pretrained(folder)
 

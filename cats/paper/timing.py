@@ -1,7 +1,9 @@
-"""Seconds, side by side: the full model against a CAT whose exits are replayed (Sections 5.4 and 6.3, Table 5).
+"""Seconds, side by side: the full model against a CAT whose exits are replayed (Sections 5.4 and
+6.3, Table 5).
 
-Time depends on shapes and exit layers and not on weights. So the exits of any ScoreTable can be replayed on an untrained
-model of any architecture of the same depth, Albert-xlarge's included, heads and meta classifiers running as they would.
+Time depends on shapes and exit layers and not on weights. So the exits of any ScoreTable can be
+replayed on an untrained model of any architecture of the same depth, Albert-xlarge's included,
+heads and meta classifiers running as they would.
 """
 
 import datetime
@@ -16,21 +18,46 @@ import torch
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from cats.backbone import Backbone
-from cats.cat import CAT, fresh
-from cats.heads import Heads
-from cats.meta import Meta
-from cats.tables import ScoreTable
+from cats.model.backbone import Backbone
+from cats.model.heads import Heads
+from cats.model.meta import Meta
+from cats.runtime.cat import CAT, fresh
+from cats.stats.table import ScoreTable
 
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
 ARCHITECTURES = {
-    "BERT 12 x 384": {"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 1536},
+    "BERT 12 x 384": {
+        "model_type": "bert",
+        "hidden_size": 384,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 1536,
+    },
     "MobileBERT 24 x 512": {"model_type": "mobilebert"},
-    "ALBERT-xlarge 24 x 2048": {"model_type": "albert", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 8192},
-    "ALBERT-base 12 x 768": {"model_type": "albert", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "ALBERT-xlarge 24 x 2048": {
+        "model_type": "albert",
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 8192,
+    },
+    "ALBERT-base 12 x 768": {
+        "model_type": "albert",
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
     "RoBERTa-large 24 x 1024": {"model_type": "roberta", "max_position_embeddings": 514, **LARGE},
 }
-BLOCK = 4  # inputs alone that one model is timed on before the other takes over: with many, a machine that slows down for a second slows one of them
+# inputs alone that one model is timed on before the other takes over: with many, a machine that
+# slows down for a second slows one of them
+BLOCK = 4
 
 
 def random_backbone(architecture, n_outputs=2, **options):
@@ -44,8 +71,17 @@ def untrained(architecture, n_outputs=2):
     backbone = random_backbone(architecture, n_outputs)
     early = backbone.n_layers - 1
     sizes = 32 + max(1, n_outputs - 1) + early + (2 if n_outputs > 1 else 0)
-    heads, meta = Heads(early, backbone.hidden_size, n_outputs).requires_grad_(False), Meta(early, sizes).requires_grad_(False)
-    return CAT(backbone, None, heads, meta, ScoreTable(np.zeros((1, early + 1, n_outputs)), np.zeros((1, early))))
+    heads, meta = (
+        Heads(early, backbone.hidden_size, n_outputs).requires_grad_(False),
+        Meta(early, sizes).requires_grad_(False),
+    )
+    return CAT(
+        backbone,
+        None,
+        heads,
+        meta,
+        ScoreTable(np.zeros((1, early + 1, n_outputs)), np.zeros((1, early))),
+    )
 
 
 def seconds(run):
@@ -60,7 +96,7 @@ def measured_here(repeats):
 
 
 def machine(cpuinfo="/proc/cpuinfo"):
-    """This machine in a few words, without its name: threads in use, processor, what it multiplies with."""
+    """This machine in a few words, not its name: threads, processor, what it multiplies with."""
     text = Path(cpuinfo).read_text() if Path(cpuinfo).exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)", text, flags=re.M)
     name = model[1] if model else platform.processor() or platform.machine()
@@ -71,10 +107,18 @@ def machine(cpuinfo="/proc/cpuinfo"):
 
 
 def live(run):
-    """The most bytes of tensors that `run()` holds at one time, beyond those that were there: the same in every run, unlike a process's memory."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    """The most bytes of tensors that `run()` holds at one time, beyond those that were there: the
+    same in every run, unlike a process's memory.
+    """
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         run()
-    sizes = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]  # negative where freed
+    sizes = [
+        event.nbytes()
+        for event in profile.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    ]  # negative where freed
     return int(np.cumsum([0, *sizes]).max())
 
 
@@ -102,29 +146,44 @@ def replay(cat, exits, tokens=64, batch_size=1, repeats=5):
 
 
 def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, beside=4):
-    """Time F, and the CAT on batches of random tokens whose rows exit at the layers of each pattern (a dict of arrays of
-    one length, by name). They take turns, so that a machine that slows down slows both.
-    At batch 1 every input is timed alone, BLOCK of them by F and then by the CAT; else the CAT runs them all at once, as `predict` does,
-    and F a batch whenever the CAT asks for one.
+    """Time F, and the CAT on batches of random tokens whose rows exit at the layers of each pattern
+    (a dict of arrays of one length, by name). They take turns, so that a machine that slows down
+    slows both. At batch 1 every input is timed alone, BLOCK of them by F and then by the CAT; else
+    the CAT runs them all at once, as `predict` does, and F a batch whenever the CAT asks for one.
 
     measures  by name, what the CAT computes after each layer; "meta" where nothing is said
-    beside    F takes its turn before every so many patterns (batch 1) or batches, and not before each
+    beside    F takes its turn before every so many patterns (batch 1) or batches, and not before
+              each
     """
-    l, n, never = cat.backbone.n_layers, len(next(iter(patterns.values()))), np.full(cat.backbone.n_layers - 1, np.inf)
+    l, n, never = (
+        cat.backbone.n_layers,
+        len(next(iter(patterns.values()))),
+        np.full(cat.backbone.n_layers - 1, np.inf),
+    )
     ids = torch.randint(10, 1000, (n, tokens), generator=torch.Generator().manual_seed(0))
     batch_of = lambda part: {"input_ids": part, "attention_mask": torch.ones_like(part)}
     exits = {name: np.asarray(pattern).tolist() for name, pattern in patterns.items()}
-    full, early = ({name: np.zeros((repeats, n if batch_size == 1 else 1)) for name in patterns} for _ in range(2))
+    full, early = (
+        {name: np.zeros((repeats, n if batch_size == 1 else 1)) for name in patterns}
+        for _ in range(2)
+    )
 
     def run_full(i=0):
         with torch.inference_mode():
             cat.backbone.model(**batch_of(ids[i : i + batch_size]))
 
     def run_early(name, batches, exits):
-        cat.run(batches, never, (measures or {}).get(name, "meta"), decide=lambda k, scores, rows: [exits[row] == k for row in rows])
+        cat.run(
+            batches,
+            never,
+            (measures or {}).get(name, "meta"),
+            decide=lambda k, scores, rows: [exits[row] == k for row in rows],
+        )
 
     def turn(run, block):
-        run(block[-1])  # untimed: a model of which the caches hold what the other has left is slower than it is by itself, the CAT above all
+        run(block[-1])
+        # untimed: a model of which the caches hold what the other has left is slower than it is by
+        # itself, the CAT above all
         return [seconds(lambda: run(i)) for i in block]
 
     def together(name):
@@ -155,15 +214,23 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
 
 
 def by_exit(cat, tokens=64, repeats=5, every=1, measures=("meta", "sm")):
-    """{measure: T_G(k)/T_F (l,)} of one input that exits at layer k: with it the time of any exits at batch 1 is a sum.
+    """{measure: T_G(k)/T_F (l,)} of one input that exits at layer k: with it the time of any exits
+    at batch 1 is a sum.
 
-    every  measure each so many layers and the last, and interpolate between them, for models that take seconds
+    every  measure each so many layers and the last, and interpolate between them, for models that
+           take seconds
     """
     l = cat.backbone.n_layers
     layers = measured(l, every)
-    times = replays(cat, dict.fromkeys(measures, layers), tokens, 1, repeats, dict(zip(measures, measures)))
-    # within a repeat both have met the same machine, which between repeats has two speeds and more: so ratios first, then medians
-    return {measure: np.interp(np.arange(1, l + 1), layers, np.median(found.early / found.full, axis=0)) for measure, found in times.items()}
+    times = replays(
+        cat, dict.fromkeys(measures, layers), tokens, 1, repeats, dict(zip(measures, measures))
+    )
+    # within a repeat both have met the same machine, which between repeats has two speeds and more:
+    # so ratios first, then medians
+    return {
+        measure: np.interp(np.arange(1, l + 1), layers, np.median(found.early / found.full, axis=0))
+        for measure, found in times.items()
+    }
 
 
 def measured(l, every):

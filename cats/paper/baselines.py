@@ -1,0 +1,117 @@
+"""What else makes a classifier faster on a CPU: 8-bit weights, and ONNX Runtime. Baselines for the
+early exits, no guarantee.
+
+    fast = int8(model)  # or onnx(model, batch), the same numbers from another engine, or
+    onnx(model, batch, bits=8), both logits = fast(tokenizer(texts, padding=True,
+    return_tensors="pt"))  # (rows, C)
+
+Both take any Hugging Face sequence classifier and only put it in evaluation mode. `onnx` takes
+torch's number of threads.
+"""
+
+import logging
+import tempfile
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnxruntime
+import torch
+from onnx import load
+from onnxruntime.quantization import quantize_dynamic as quantize_onnx
+from torch import nn
+
+
+@contextmanager
+def _quiet():
+    """Silence while a model is converted: torch deprecates what has no equal yet, the exporters
+    think aloud. Errors come.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
+
+
+class _Logits(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        if model.dtype != torch.float32:
+            raise TypeError(
+                f"the model has to be in torch.float32, not {model.dtype}: load it with"
+                " dtype=torch.float32"
+            )
+        self.model = model.eval()
+
+    @torch.inference_mode()
+    def forward(self, batch):
+        return self.model(**batch).logits  # (rows, C)
+
+
+def int8(model):
+    """The model with its linear layers in 8 bits (one scale a row of weights, one a batch of
+    inputs), as batch -> logits.
+    """
+    net = _Logits(model).eval()
+    with (
+        _quiet()
+    ):  # deprecated, but its successor torchao, uncompiled, was slower than 32 bits on our CPU
+        from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
+
+        return quantize_dynamic(net, {nn.Linear: per_channel_dynamic_qconfig})  # a copy
+
+
+def onnx(model, batch, threads=None, bits=32):
+    """The model in ONNX Runtime, as batch -> logits, for all batches that have the tensors of this
+    one, in any shape.
+
+    batch: an example with at least two tokens. threads: those of torch, if not given. bits: 32, or
+    8 for the linear layers.
+    """
+    if bits not in (8, 32) or batch["input_ids"].shape[1] < 2:
+        raise ValueError(
+            f"onnx wants 8 or 32 bits and two tokens or more, got {bits} and"
+            f" {tuple(batch['input_ids'].shape)}"
+        )
+    example = {
+        name: value[:1].long().cpu().repeat(2, 1) for name, value in batch.items()
+    }  # one row becomes a constant
+    axes, options = (
+        ({name: {0: "rows", 1: "tokens"} for name in example},),
+        onnxruntime.SessionOptions(),
+    )
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, _quiet():
+        file = Path(folder, "model.onnx")
+        args, more = (
+            (example, {}),
+            {
+                "dynamo": True,
+                "verbose": False,
+            },
+        )  # {}: a dict that comes last means keyword arguments
+        torch.onnx.export(
+            _Logits(model).eval(),
+            args,
+            file,
+            input_names=list(example),
+            dynamic_shapes=axes,
+            **more,
+        )
+        if bits == 8:
+            graph = load(file)
+            del graph.graph.value_info[
+                :
+            ]  # torch's shapes of transposed weights; the quantiser takes them for contradictions
+            linear = ["MatMul", "Gemm"]  # with 7 bits of weights, as 8 overflow without VNNI
+            quantize_onnx(
+                graph, file, op_types_to_quantize=linear, per_channel=True, reduce_range=True
+            )
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    return lambda batch: torch.from_numpy(
+        session.run(None, {name: batch[name].long().cpu().numpy() for name in names})[0]
+    )

@@ -1,0 +1,232 @@
+"""Drawings from ScoreTables: one input's way through the layers (Figure 1), confidence layer by
+layer (Figure 2), AUROC by layer.
+
+In the first two colour is what a layer predicts: one a class, or a scale for regression. Inputs are
+named by row and label, never by text.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize, to_rgb
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from cats.paper.style import NAMES
+
+CLASSES = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#999999",
+)  # Okabe and Ito's
+MEASURES = {  # pdiff often lies on pmax: small and dashed, so that both are seen
+    "meta": dict(color="#D55E00", marker="o", markersize=3),
+    "pmax": dict(color="#0072B2", marker="s", markersize=4.5),
+    "pdiff": dict(color="#E69F00", marker="^", markersize=2.5, linestyle="--"),
+    "patience": dict(color="#999999", marker="v", markersize=3),
+}
+
+
+def say(table, prediction, names=()):
+    """A prediction or label as text."""
+    return (
+        f"{prediction:.1f}"
+        if table.regression
+        else str(names[prediction] if names else f"class {prediction}")
+    )
+
+
+def paint(table, row):
+    """The colours (l,) of what all layers predict for one input, and the scale they are on (None
+    for classes).
+    """
+    predictions = table.predictions[row]
+    if not table.regression:
+        return [CLASSES[c % len(CLASSES)] for c in predictions], None
+    scale = ScalarMappable(
+        Normalize(table.predictions[:, -1].min(), table.predictions[:, -1].max()), "viridis"
+    )
+    return list(scale.to_rgba(predictions)), scale
+
+
+def key(figure, axes, table, rows, names=(), extra=()):
+    """Right of the drawing, what the colours mean, and the marks in `extra`."""
+    said = [] if table.regression else np.unique(table.predictions[rows])
+    marks = [
+        Line2D(
+            [],
+            [],
+            marker="s",
+            linestyle="",
+            color=CLASSES[c % len(CLASSES)],
+            label=say(table, c, names),
+        )
+        for c in said
+    ]
+    if marks or extra:
+        axes[0].legend(
+            handles=[*marks, *extra], loc="upper left", bbox_to_anchor=(1.01, 1.05), borderaxespad=0
+        )
+    if table.regression:
+        axis = axes[-1] if extra else axes[0]  # beside the legend, or in its place
+        bar = axis.inset_axes([1.03, 0.6, 0.22, 0.07 if extra else 0.14])
+        figure.colorbar(
+            paint(table, rows[0])[1], cax=bar, orientation="horizontal", label="predicted value"
+        )
+
+
+def way_through(table, row, thresholds, exit_layer, names=()):
+    """Figure 1: the layers as boxes, those after the exit empty; below them the confidences and the
+    threshold.
+    """
+    l, colours, scores = table.n_layers, paint(table, row)[0], table.scores()[row]
+    figure, (boxes, bars) = plt.subplots(
+        2, 1, figsize=(7.2, 3.1), sharex=True, height_ratios=(1, 2.2), layout="constrained"
+    )
+    for k in range(1, l + 1):
+        look = (
+            {"facecolor": colours[k - 1], "edgecolor": "black"}
+            if k <= exit_layer
+            else {"facecolor": "white", "edgecolor": "#999999", "linestyle": ":"}
+        )
+        boxes.add_patch(Rectangle((k - 0.42, 0), 0.84, 1, **look))
+        dark = k <= exit_layer and np.dot(to_rgb(colours[k - 1]), (0.3, 0.6, 0.1)) < 0.6
+        boxes.text(
+            k, 0.45, k, ha="center", va="center", fontsize=8, color="white" if dark else "#555555"
+        )
+        if k < l:
+            bars.bar(k, scores[k - 1], 0.7, **look)
+    boxes.text(0.58, 1.15, f"{exit_layer} of {l} layers run", va="bottom", fontsize=9)
+    if exit_layer < l:
+        boxes.text(
+            l + 0.42,
+            1.15,
+            f"{l - exit_layer} layers not run: {1 - exit_layer / l:.0%} of F",
+            ha="right",
+            va="bottom",
+            fontsize=9,
+            color="#666666",
+        )
+        side = "left" if exit_layer < l / 6 else "right" if exit_layer > 5 * l / 6 else "center"
+        bars.text(
+            exit_layer + {"left": -0.35, "right": 0.35}.get(side, 0),
+            1.04,
+            f"exit: {scores[exit_layer - 1]:.3f}",
+            ha=side,
+            va="bottom",
+            fontsize=9,
+        )
+    bars.step(
+        np.arange(1, l), thresholds, where="mid", color="black", linestyle="--", linewidth=1.2
+    )
+    if np.ptp(thresholds) == 0 and np.isfinite(thresholds[0]):
+        bars.text(
+            1.01,
+            thresholds[0],
+            f"threshold {thresholds[0]:.3f}",
+            va="center",
+            fontsize=9,
+            transform=bars.get_yaxis_transform(),
+        )
+    task = table.metadata.get("task", "table")
+    boxes.set(
+        ylim=(-0.1, 1.9),
+        title=f"{NAMES.get(task, task)}, row {row}, label {say(table, table.labels[row], names)}",
+    )
+    boxes.axis("off")
+    bars.set(
+        xlim=(0.3, l + 0.7),
+        ylim=(0, 1.22),
+        xlabel="layer k",
+        ylabel="confidence $M_k$",
+        xticks=range(1, l + 1, 1 if l < 16 else 2),
+        yticks=(0, 0.5, 1),
+    )
+    bars.grid(False)
+    key(figure, (boxes, bars), table, [row], names)
+    return figure
+
+
+def confidences(table, rows, thresholds, exit_layers, names=()):
+    """Figure 2: for each of these inputs (title to row) the meta confidence and the early
+    prediction of every layer.
+    """
+    l, consistent, scores = table.n_layers, table.consistent, table.scores()
+    figure, axes = plt.subplots(
+        len(rows),
+        1,
+        figsize=(7.2, 2.0 * len(rows)),
+        sharex=True,
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis, (title, row) in zip(axes[:, 0], rows.items()):
+        colours, layers = paint(table, row)[0], np.arange(1, l)
+        axis.plot(layers, scores[row], color="#BBBBBB", linewidth=1, zorder=1)
+        for k in layers:
+            axis.scatter(
+                k,
+                scores[row, k - 1],
+                color=colours[k - 1],
+                marker="o" if consistent[row, k - 1] else "X",
+                s=36,
+                zorder=2,
+            )
+        axis.scatter(l, 1, color=colours[-1], marker="*", s=110, zorder=2, clip_on=False)
+        axis.step(layers, thresholds, where="mid", color="black", linestyle="--", linewidth=1.2)
+        axis.axvline(exit_layers[row], color="#555555", linestyle=":", linewidth=1.2)
+        axis.set(
+            title=(
+                f"{title}: row {row}, label {say(table, table.labels[row], names)}, leaves at layer"
+                f" {exit_layers[row]}"
+            ),
+            ylabel="confidence $M_k$",
+            ylim=(-0.05, 1.08),
+        )
+    axis.set(xlabel="layer k", xlim=(0.4, l + 0.6), xticks=range(1, l + 1, 1 if l < 16 else 2))
+    marks = {"$F_k = F$": "o", "$F_k ≠ F$": "X", "F itself": "*"}
+    extra = [
+        Line2D([], [], marker=mark, linestyle="", color="#555555", label=label)
+        for label, mark in marks.items()
+    ]
+    extra += [
+        Line2D([], [], color="black", linestyle="--", linewidth=1.2, label="threshold"),
+        Line2D([], [], color="#555555", linestyle=":", linewidth=1.2, label="exit"),
+    ]
+    key(figure, axes[:, 0], table, list(rows.values()), names, extra)
+    return figure
+
+
+def auroc_by_layer(areas):
+    """One panel for each task and backbone of a frame with task, backbone, measure, layer and
+    auroc; one line a measure.
+    """
+    panels = list(areas.groupby(["backbone", "task"], sort=False))
+    wide = min(4, len(panels))
+    tall = -(-len(panels) // wide)
+    figure, axes = plt.subplots(
+        tall,
+        wide,
+        figsize=(0.6 + 2.1 * max(wide, 2), 0.7 + 1.9 * tall),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, ((backbone, task), panel) in zip(axes.flat, panels):
+        for measure, part in panel.groupby("measure", sort=False):
+            axis.plot(part["layer"], part["auroc"], linewidth=1, **MEASURES[measure])
+        axis.set_title(f"{task}\n{backbone}", fontsize=8)
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    shown = [measure for measure in MEASURES if measure in set(areas["measure"])]
+    handles = [Line2D([], [], label=measure, **MEASURES[measure]) for measure in shown]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    figure.supxlabel("layer k", fontsize=9)
+    figure.supylabel("AUROC for $F_k = F$", fontsize=9)
+    return figure
