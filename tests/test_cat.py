@@ -221,8 +221,7 @@ def test_a_score_equal_to_its_threshold_does_not_exit(streak):
     )
 
 
-# --- on text, with a real tokenizer
-# -----------------------------------------------------------------------------------
+# --- on text, with a real tokenizer ---
 
 
 @pytest.fixture(scope="module")
@@ -418,8 +417,7 @@ def test_pairs_and_regression():
     )
 
 
-# --- keeping it
-# --------------------------------------------------------------------------------------------------
+# --- keeping it ---
 
 
 @pytest.fixture(scope="module")

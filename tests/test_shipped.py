@@ -43,8 +43,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-# --- loading
-# --------------------------------------------------------------------------------------------------
+# --- loading ---
 
 
 def test_a_table_comes_back(folder):
@@ -135,8 +134,7 @@ def test_an_empty_folder_has_no_pairs(tmp_path):
         store.table("imdb", "deep", "test", tmp_path)
 
 
-# --- adding a run
-# --------------------------------------------------------------------------------------------------
+# --- adding a run ---
 
 
 def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
@@ -198,8 +196,7 @@ def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
     assert (folder / "manifest.json").read_bytes() == content
 
 
-# --- why float32
-# --------------------------------------------------------------------------------------------------
+# --- why float32 ---
 
 
 def test_half_precision_would_move_thresholds_and_exits():
@@ -225,8 +222,7 @@ def test_half_precision_would_move_thresholds_and_exits():
     assert np.spacing(np.float16(0.5)) == pytest.approx(0.0005, rel=0.03)
 
 
-# --- the files themselves: no reason to skip one
-# ------------------------------------------------------------------------
+# --- the files themselves: no reason to skip one ---
 
 # The repository's own folder, whatever CATS_TABLES says.
 TABLES = DATA / "tables"

@@ -60,8 +60,7 @@ def write_states(folder, n=50, layers=4, d=6, classes=3, chunk=16, seed=0):
     return states, cls, logits
 
 
-# --- heads
-# --------------------------------------------------------------------------------------------------
+# --- heads ---
 
 
 @pytest.mark.parametrize("history", [False, True])
@@ -198,8 +197,7 @@ def test_temperatures_undo_a_known_overconfidence(tmp_path):
         assert heads.temperature[k - 1].item() == pytest.approx(3, rel=0.15)
 
 
-# --- meta classifiers
-# -------------------------------------------------------------------------------------------------
+# --- meta classifiers ---
 
 
 def slow_features(logits, hidden, k, drop):
@@ -264,8 +262,7 @@ def test_modules_come_back_from_disk(tmp_path):
         load_module(Meta, tmp_path / "cut.safetensors")
 
 
-# --- extraction
-# --------------------------------------------------------------------------------------------------
+# --- extraction ---
 
 
 def test_states_equal_the_models_own_hidden_states(setting, tmp_path):
@@ -357,8 +354,7 @@ def test_batches_hold_similar_lengths_and_every_row_once():
     assert all(min(a) >= max(b) for a, b in zip(lengths, lengths[1:]))
 
 
-# --- fine-tuning and the whole run
-# --------------------------------------------------------------------------------------
+# --- fine-tuning and the whole run ---
 
 
 def test_fine_tuning_resumes_after_a_kill(tmp_path):

@@ -840,8 +840,8 @@ CAT.from_pretrained("this folder").predict(["a text"], epsilon=0.05)
 ## What is promised
 
 P(G(x) = F(x)) ≥ 1-ε over calibration set and input, by the calibrator `first_exit` with the
-measure `{measure}`, for inputs exchangeable with the {n} calibration inputs ({some} of them have an
-inconsistent layer). The smallest ε it can promise is **{smallest:.2g}**; with `method="pac"` and
+measure `{measure}`, for inputs exchangeable with
+the {n} calibration inputs ({some} of them have an inconsistent layer). The smallest ε it can promise is **{smallest:.2g}**; with `method="pac"` and
 confidence 99 % it is {pac:.2g}. Below that every input runs all layers. Nothing is promised for
 inputs of another kind.
 
