@@ -186,10 +186,16 @@ def differences(figures):
         yield f"All {len(committed)} files in {figures}/ are as committed."
     else:
         count = f"{len(changed)} of {len(committed)} files differ"
-        yield f"{count} from the committed ones: {', '.join(changed)}"
+        yield f"{count} from the committed ones: {some(changed)}"
         yield f"  (git diff shows how; git checkout {figures} brings the committed ones back)"
     if new:
-        yield f"{len(new)} new: {', '.join(new)}"
+        yield f"{len(new)} new: {some(new)}"
+
+
+def some(names, at_most=20):
+    """Names in a row, no more than fit on a screen: another Python changes every JSON file."""
+    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
+    return ", ".join(names[:at_most]) + more
 
 
 def record(profile):
