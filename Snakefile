@@ -7,6 +7,7 @@
 
 A profile (notebooks/profiles/NAME.yaml) names the training runs, task x model x seed, and the parameters of the other
 notebooks. A notebook runs again when it, the package, its parameters or what it reads has changed, and only then.
+What is measured in seconds goes to figures/here/, beside the committed record of one named run, which `make record` renews.
 """
 
 import json
@@ -30,23 +31,24 @@ RUNS = {f"{run['task']}-{Path(run['model']).name}-{run.get('seed', 0)}": run for
 THREADS = config.get("threads", 1)
 AFTER_RUNS = config.get("after_runs", [])  # notebooks that read what the runs left
 ALONE = config.get("alone", [])  # notebooks that measure time: nothing runs beside them
+# seconds of this machine leave the committed record alone; a profile with a folder of its own has no record to keep
+HERE = FIGURES if "figures" in config else f"{FIGURES}/here"
 
-os.environ["CATS_FIGURES"] = os.path.abspath(FIGURES)  # a short run must not replace the real figures
 TABLES = os.environ["CATS_TABLES"] = os.path.abspath(os.environ.get("CATS_TABLES", "data/tables"))  # notebooks run in their own folder
 
 
 wildcard_constraints:
     stage="|".join(STAGES),
     run="|".join(RUNS) or "none",
-    notebook="[^/]+",  # a job of a cluster knows its own rule alone: a stage's notebook must not look like one of these
 
 
 SCORED = expand(f"{OUT}/runs/{{run}}/{STAGES[-1]}.ipynb", run=RUNS)
 
 # papermill saves after every cell, so a failed notebook is left as .running.ipynb with its traceback
 EXECUTE = (
-    "OMP_NUM_THREADS={threads} papermill {input.notebook} {params.running} --cwd notebooks --kernel python3"
-    " -y {params.values:q} --progress-bar 2>&1 | tee {log} && mv {params.running} {output[0]}"
+    '({params.launch}OMP_NUM_THREADS={threads} CATS_FIGURES="$PWD"/{params.figures:q}'
+    " papermill {input.notebook} {params.running} --cwd notebooks --kernel python3 -y {params.values:q} --progress-bar)"
+    " 2>&1 | tee {log} && mv {params.running} {output[0]}"
 )
 
 
@@ -58,21 +60,27 @@ def ask(what, default):
 EXECUTED = expand(f"{OUT}/{{notebook}}.ipynb", notebook=PARAMETERS) + expand(f"{OUT}/runs/{{run}}/{{stage}}.ipynb", run=RUNS, stage=STAGES)
 
 
+PAGES = [f"{FIGURES}/index.html"] + ([f"{HERE}/index.html"] if ALONE and HERE != FIGURES else [])
+
+
 rule all:
     input:
-        f"{FIGURES}/index.html",
+        PAGES,
 
 
 rule gallery:
     input:
-        EXECUTED,
+        executed=EXECUTED,
+        record=[path for name in ALONE for path in glob(f"{FIGURES}/{name}*")] if HERE != FIGURES else [],
     output:
-        f"{FIGURES}/index.html",
+        PAGES,
+    params:
+        measured=expand(f"{OUT}/{{notebook}}.ipynb", notebook=ALONE),
     resources:
         mem_mb=2000,
         runtime=10,
     shell:
-        "python -m cats.paper.site {input:q}"
+        "python -m cats.paper.site {FIGURES} {input.executed:q}" + (" && python -m cats.paper.site {HERE} {params.measured:q}" if len(PAGES) > 1 else "")
 
 
 def whole(run):
@@ -96,20 +104,42 @@ rule notebook:
         runs=lambda wildcards: SCORED if wildcards.notebook in AFTER_RUNS else [],
     params:
         values=parameters,
+        launch="",
+        figures=os.path.relpath(FIGURES),
         running=f"{OUT}/{{notebook}}.running.ipynb",
     output:
         f"{OUT}/{{notebook}}.ipynb",
         f"{FIGURES}/{{notebook}}.json",
     log:
         f"{OUT}/{{notebook}}.log",
-    threads: lambda wildcards: workflow.cores if wildcards.notebook in ALONE else 1
+    wildcard_constraints:
+        notebook="|".join(name for name in PARAMETERS if name not in ALONE) or "none",
+    threads: 1
     resources:
         mem_mb=ask("mem_mb", 8000),
         runtime=ask("runtime", 60),
         gpu=ask("gpu", 0),
-        slurm_extra=lambda wildcards: "--exclusive" if wildcards.notebook in ALONE else "",  # alone on a node, too
     shell:
         EXECUTE
+
+
+use rule notebook as timed with:
+    params:
+        values=parameters,
+        launch="",
+        figures=os.path.relpath(HERE),
+        running=f"{OUT}/{{notebook}}.running.ipynb",
+    output:
+        f"{OUT}/{{notebook}}.ipynb",
+        f"{HERE}/{{notebook}}.json",
+    wildcard_constraints:
+        notebook="|".join(ALONE) or "none",
+    threads: lambda wildcards: workflow.cores
+    resources:
+        mem_mb=ask("mem_mb", 8000),
+        runtime=ask("runtime", 60),
+        gpu=ask("gpu", 0),
+        slurm_extra="--exclusive",  # alone on a node, too
 
 
 def before(wildcards):
@@ -150,6 +180,7 @@ rule stage:
     params:
         values=settings,
         launch=launch,
+        figures=os.path.relpath(FIGURES),
         running=f"{OUT}/runs/{{run}}/{{stage}}.running.ipynb",
     output:
         f"{OUT}/runs/{{run}}/{{stage}}.ipynb",
@@ -162,4 +193,4 @@ rule stage:
         runtime=ask("runtime", 240),
         gpu=ask("gpu", 0),
     shell:
-        "{params.launch}" + EXECUTE
+        EXECUTE

@@ -147,6 +147,8 @@ def headlines():
     )
     frame = pd.read_csv(ROOT / "figures/25_efficiency.csv")
     over = frame["batch 32, MobileBERT"] / frame["share_32"]
+    measured = json.loads((ROOT / "figures/25_efficiency.json").read_text())["measured"]
+    yield f"measured on {measured['machine']}, {measured['date']}, {measured['repeats']} repeats"
     yield (
         f"T_G/T_F at batch 32 is {over.median():.2f} times layers_G/l (median of the rows of Tables"
         f" 5 and C.3; {over.min():.2f} to {over.max():.2f}"
@@ -188,3 +190,29 @@ def headlines():
 def test_the_readme_says_what_the_figures_say():
     readme = (ROOT / "README.md").read_text()
     assert [line for line in headlines() if line not in readme] == []
+
+
+def test_seconds_are_a_record_of_named_runs():
+    """Every committed file of a notebook that measures time says where, when and how often; what a
+    reader measures is not committed.
+    """
+    timed = yaml.safe_load((ROOT / "notebooks/profiles/demo.yaml").read_text())["alone"]
+    records = [path for name in timed for path in (ROOT / "figures").glob(f"{name}*.json")]
+    measured = {path.stem: json.loads(path.read_text()).get("measured", {}) for path in records}
+    assert len(records) >= 2 * len(timed)
+    assert [
+        name for name, said in measured.items() if not {"machine", "date", "repeats"} <= set(said)
+    ] == []
+    assert "figures/here/" in (ROOT / ".gitignore").read_text().split()
+
+
+def test_the_short_figures_come_before_the_tests_in_one_clone():
+    commands = [
+        line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("make")
+    ]
+    assert commands == ["make figures PROFILE=short", "make test"]
+
+
+def test_the_readme_offers_the_cpu_build_beside_the_two_commands():
+    first = (ROOT / "README.md").read_text().split("```")[1]
+    assert all(words in first for words in ("make figures", "make test", "CPU build", "CUDA"))

@@ -5,9 +5,10 @@ both were made.
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
+from IPython.display import Markdown
 
 from cats._io import versions, write_json, writing
-from cats.paper.places import FIGURES
+from cats.paper.places import FIGURES, announce
 from cats.stats.trials import summary
 
 # Okabe and Ito's colours, safe for colour-blind readers; methods that do not promise epsilon are
@@ -51,10 +52,15 @@ def use_style():
     )
 
 
-def save(name, figure=None, data=None, parameters=None, inputs=None):
+def save(name, figure=None, data=None, parameters=None, inputs=None, measured=None):
     """Write figures/NAME.png, .pdf, .csv and .json (parameters, versions, hashes of the inputs);
     returns the PNG's path.
+
+    measured  for results in seconds: machine, date and repeats (`timing.measured_here`)
+
+    The batch says where figures/ is (CATS_FIGURES); a notebook run by hand writes to build/figures.
     """
+    announce(FIGURES)
     undated = {
         "png": {"Software": None},
         "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -70,11 +76,12 @@ def save(name, figure=None, data=None, parameters=None, inputs=None):
         "inputs": inputs or {},
         "versions": versions("matplotlib", "seaborn"),
     }
+    made |= {"measured": measured} if measured else {}
     write_json(FIGURES / f"{name}.json", made)
     return FIGURES / f"{name}.png"
 
 
-def save_table(name, data, shown=None, grey=(), parameters=None, inputs=None):
+def save_table(name, data, shown=None, grey=(), parameters=None, inputs=None, measured=None):
     """Write figures/NAME.csv (the numbers), .md and .tex (booktabs; as shown) and .json; returns
     the table to look at.
 
@@ -93,8 +100,17 @@ def save_table(name, data, shown=None, grey=(), parameters=None, inputs=None):
         path.write_text(
             latex.to_latex(hrules=True, convert_css=True, column_format="l" * len(shown.columns))
         )
-    save(name, data=data, parameters=parameters, inputs=inputs)
+    save(name, data=data, parameters=parameters, inputs=inputs, measured=measured)
     return style
+
+
+def save_reading(name, text):
+    """Write figures/NAME.md, a reading in seconds, which is kept with its numbers; returns it to
+    look at.
+    """
+    with writing(FIGURES / f"{name}.md") as path:
+        path.write_text(text + "\n")
+    return Markdown(text)
 
 
 def consistency_and_layers(frame, n_layers=None, title="", by=None, style="method"):

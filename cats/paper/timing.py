@@ -6,7 +6,11 @@ replayed on an untrained model of any architecture of the same depth, Albert-xla
 heads and meta classifiers running as they would.
 """
 
+import datetime
+import platform
+import re
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +85,22 @@ def seconds(run):
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+def measured_here(repeats):
+    """What a result in seconds has to say of itself: the machine, the date and the repeats."""
+    return {"machine": machine(), "date": datetime.date.today().isoformat(), "repeats": repeats}
+
+
+def machine(cpuinfo="/proc/cpuinfo"):
+    """This machine in a few words, not its name: threads, processor, what it multiplies with."""
+    text = Path(cpuinfo).read_text() if Path(cpuinfo).exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)", text, flags=re.M)
+    name = model[1] if model else platform.processor() or platform.machine()
+    name = " ".join(re.sub(r"\((R|TM)\)|@.*", " ", name, flags=re.I).split())
+    units = {"avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
+    unit = next((shown for flag, shown in units.items() if re.search(rf"\b{flag}\b", text)), None)
+    return f"{torch.get_num_threads()} threads of {name}" + (f" with {unit}" if unit else "")
 
 
 def live(run):
