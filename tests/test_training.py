@@ -574,11 +574,12 @@ def test_the_whole_run(name, recipe, tmp_path):
         and table.metadata["versions"]["torch"]
     )
     # the table says what the model and its heads say
-    batch = collate(
-        run.tokenizer, tokenise(run.tokenizer, run.data["validation"], run.task.columns, 48)
-    )
+    tokens = tokenise(run.tokenizer, run.data["validation"], run.task.columns, 48)
+    batch = collate(run.tokenizer, tokens, pairs=True)
     states = run.backbone.states(batch)
-    read = vectors(run.heads.reads, states["cls"], states["mean"])
+    reads = run.heads.reads
+    assert ("pair" in reads) == (recipe == "distilled" and name == "similarity")
+    read = vectors(reads, *(states[part] for part in reads.split("+")))
     early, meta = score(run.heads, run.metas, read)
     np.testing.assert_allclose(table.logits[:, :-1], early, atol=1e-4)
     np.testing.assert_allclose(table.logits[:, -1], states["logits"], atol=1e-4)

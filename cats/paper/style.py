@@ -23,6 +23,8 @@ COLOURS = {
     "first_exit": "#D55E00",
     "pac": "#CC79A7",
     "ltt": "#E69F00",
+    "band": "#882255",
+    "crc": "#44AA99",
     "oracle": "#000000",
 }
 DASHES = {"static": (4, 2), "threshold": (1, 1), "naive": (6, 2, 1, 2), "oracle": (1, 2)}
