@@ -17,7 +17,7 @@ import cats
 from cats import CAT
 from cats._io import module_digest
 from cats.model.backbone import Backbone
-from cats.model.exits import Heads, Meta, predicted, score, vectors
+from cats.model.exits import Heads, Meta, log_odds, predicted, score, vectors
 from cats.paper import timing
 from cats.runtime.cat import runtime_measures
 from cats.runtime.scorer import Scorer, top_two
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 ROWS = 33
 
 
-def random_cat(backbone, history=False, drop=(), n=ROWS, reads="cls"):
+def random_cat(backbone, history=False, drop=(), n=ROWS, reads="cls", odds=False):
     """A CAT with random heads, a batch of inputs, and the ScoreTable of those inputs."""
     torch.manual_seed(1)
     early, classes = backbone.n_layers - 1, backbone.num_labels
@@ -40,7 +40,7 @@ def random_cat(backbone, history=False, drop=(), n=ROWS, reads="cls"):
     heads.temperature.copy_(torch.rand(early) + 0.5)
     if history:
         heads.w_h.normal_()
-    meta = Meta(early, heads.d_e, classes, drop).requires_grad_(False)
+    meta = Meta(early, heads.d_e, classes, drop, odds=odds).requires_grad_(False)
     meta.w_2 *= 4
     lengths = torch.randint(2, 18, (n,), generator=torch.Generator().manual_seed(2)).tolist()
     batch = make_batch(backbone, lengths, 20)
@@ -117,7 +117,9 @@ def test_exits_equal_the_table_for_every_measure(measure):
 
 
 @pytest.mark.parametrize(
-    "options", [{"history": True}, {"drop": ("history",)}, {"drop": ("hidden", "pmax")}], ids=str
+    "options",
+    [{"history": True}, {"drop": ("history",)}, {"drop": ("hidden", "pmax")}, {"odds": True}],
+    ids=str,
 )
 def test_exits_equal_the_table_for_every_option(options):
     check_agreement(*random_cat(build("bert"), **options), "meta", sizes=(7,))
@@ -132,7 +134,8 @@ finite = st.integers(-800, 800).map(
 @given(st.lists(finite, min_size=2, max_size=6, unique=True))
 def test_the_top_two_are_what_the_tensors_say(logits):
     """Plain Python against the tensors it stands in for."""
-    which, confidence, margin = top_two(logits)
+    which, confidence, margin, odds = top_two(logits)
+    assert odds == pytest.approx(log_odds(torch.tensor(logits, dtype=float)).item(), rel=1e-9)
     prediction, _, margins = predicted(torch.tensor([logits]))
     assert prediction[0].tolist() == [float(which == c) for c in range(1, len(logits))]
     np.testing.assert_allclose([confidence, margin], margins[0], atol=1e-5, rtol=1e-5)

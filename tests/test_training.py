@@ -3,6 +3,7 @@ slow and obvious ones.
 """
 
 import json
+import math
 import warnings
 
 import numpy as np
@@ -20,6 +21,7 @@ from cats.model.exits import (
     Meta,
     check_pair,
     features,
+    log_odds,
     score,
     sizes,
     vectors,
@@ -270,7 +272,7 @@ def test_temperatures_undo_a_known_overconfidence(tmp_path):
 # --- meta classifiers ---
 
 
-def slow_features(logits, hidden, k, drop):
+def slow_features(logits, hidden, k, drop, odds=False):
     """Table 1 for one input and one layer."""
     p = [torch.softmax(row, -1) for row in logits]
     classes, early = logits.shape[1], len(logits)
@@ -289,24 +291,28 @@ def slow_features(logits, hidden, k, drop):
         ],
         "pmax": [top[0]] if top else [],
         "pdiff": [top[0] - top[1]] if top else [],
+        "odds": [],
     }
+    if top and odds:
+        parts["odds"] = [math.log(top[0] / sum(top[1:]))]
     return [0.0 if name in drop else value for name in FEATURES for value in parts[name]]
 
 
 @pytest.mark.parametrize("classes", [1, 2, 4])
+@pytest.mark.parametrize("extra", [False, True])
 @pytest.mark.parametrize("drop", [(), ("history",), ("hidden", "pmax")])
-def test_features_equal_the_slow_ones(classes, drop):
+def test_features_equal_the_slow_ones(classes, drop, extra):
     """A dropped feature is a mask: M_k says what it says where that feature is 0."""
     torch.manual_seed(0)
     logits, hidden = torch.randn(6, 5, classes), torch.randn(6, 5, 3)
-    fast, meta = features(logits, hidden), Meta(5, 3, classes, drop)
+    fast, meta = features(logits, hidden, extra), Meta(5, 3, classes, drop, odds=extra)
     odds = meta(fast.transpose(0, 1))
-    whole = Meta.of(Meta(5, 3, classes).shape, module_arrays(meta))
+    whole = Meta.of(Meta(5, 3, classes, odds=extra).shape, module_arrays(meta))
     for i in range(6):
         for k in range(1, 6):
-            slow = slow_features(logits[i], hidden[i], k, ())
-            assert fast[i, k - 1].tolist() == pytest.approx(slow, abs=1e-6)
-            x = torch.tensor(slow_features(logits[i], hidden[i], k, drop))
+            slow = slow_features(logits[i], hidden[i], k, (), extra)
+            assert fast[i, k - 1].tolist() == pytest.approx(slow, abs=1e-5)
+            x = torch.tensor(slow_features(logits[i], hidden[i], k, drop, extra))
             torch.testing.assert_close(
                 odds[k - 1, i], whole(x.expand(5, 1, -1))[k - 1, 0], atol=1e-5, rtol=1e-5
             )
@@ -339,6 +345,15 @@ def test_meta_classifiers_of_the_first_format_say_the_same(classes, drop):
         atol=1e-4,
         rtol=1e-4,
     )
+
+
+def test_meta_classifiers_begin_as_the_equal_of_p_max(tmp_path):
+    """Before the first update their order is that of p max; folding keeps it."""
+    states, cls, _ = write_states(tmp_path / "s", n=200)
+    heads, _ = train_heads(states, 3, recipe="paper", epochs=2)
+    meta, _ = fit_meta(heads, states, odds=True, epochs=1, learning_rate=0.0)
+    logits, m = score(heads, meta, cls)
+    torch.testing.assert_close(torch.logit(m), log_odds(logits)[..., 0], atol=1e-4, rtol=1e-4)
 
 
 def test_meta_classifiers_learn(tmp_path):

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 READS = ("cls", "cls+mean", "cls+mean+pair")
 WIDTHS = {"cls": 1, "mean": 1, "pair": 2}  # in hidden sizes
-FEATURES = ("history", "hidden", "prediction", "pmax", "pdiff")  # in the order of M_k's inputs
+# in the order of M_k's inputs; the last one is ours
+FEATURES = ("history", "hidden", "prediction", "pmax", "pdiff", "odds")
 D_E = 32
 UNITS = 32
 
@@ -162,7 +163,15 @@ def predicted(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (which[..., :1] == others).to(logits.dtype), confidence, margins
 
 
-def features(logits: Tensor, hidden: Tensor) -> Tensor:
+def log_odds(logits: Tensor) -> Tensor:
+    """log p/(1-p) of the largest probability, (..., C) to (..., 1): the order of p max, on a scale
+    that does not end at 1.
+    """
+    top, which = logits.topk(1, -1)
+    return top - logits.scatter(-1, which, -torch.inf).logsumexp(-1, keepdim=True)
+
+
+def features(logits: Tensor, hidden: Tensor, odds: bool = False) -> Tensor:
     """Inputs of all meta classifiers: logits (rows, l-1, C), hidden (rows, l-1, d_e) to (rows, l-1,
     D), in the order of FEATURES.
 
@@ -170,10 +179,13 @@ def features(logits: Tensor, hidden: Tensor) -> Tensor:
     """
     prediction, confidence, margins = predicted(logits)
     past = confidence.transpose(1, 2).expand(-1, logits.shape[1], -1).tril(-1)  # (rows, l-1, l-1)
-    return torch.cat([past, hidden, prediction, margins], -1)
+    parts = [past, hidden, prediction, margins]
+    if odds and logits.shape[-1] > 1:
+        parts.append(log_odds(logits))
+    return torch.cat(parts, -1)
 
 
-def sizes(early: int, d_e: int, n_outputs: int) -> dict[str, int]:
+def sizes(early: int, d_e: int, n_outputs: int, odds: bool = False) -> dict[str, int]:
     """How many inputs of M_k each feature takes."""
     margin = int(n_outputs > 1)
     return {
@@ -182,6 +194,7 @@ def sizes(early: int, d_e: int, n_outputs: int) -> dict[str, int]:
         "prediction": max(1, n_outputs - 1),
         "pmax": margin,
         "pdiff": margin,
+        "odds": margin if odds else 0,
     }
 
 
@@ -191,6 +204,8 @@ class Meta(nn.Module):
     drop    features they do without: a mask, all inputs stay where they are
     recipe  the name of the recipe they were trained by, the heads' own
     heads   digest of the heads they were trained on; None where that is not known
+    odds    they also read the log-odds of p max, and begin as its equal: what the MLP says is added
+            to them. (With few inputs to learn from, an MLP by itself may be worse than p max.)
     """
 
     def __init__(
@@ -202,6 +217,7 @@ class Meta(nn.Module):
         units: int = UNITS,
         recipe: str = "paper",
         heads: str | None = None,
+        odds: bool = False,
     ):
         super().__init__()
         unknown = set(drop) - set(FEATURES)
@@ -209,18 +225,21 @@ class Meta(nn.Module):
             raise ValueError(f"unknown features {sorted(unknown)}; there are {', '.join(FEATURES)}")
         self.early, self.d_e, self.n_outputs = early, d_e, n_outputs
         self.drop, self.units, self.recipe, self.heads = tuple(drop), units, recipe, heads
-        lengths = sizes(early, d_e, n_outputs)
+        lengths = sizes(early, d_e, n_outputs, odds)
+        self.odds = bool(lengths["odds"])
         self.inputs = sum(lengths.values())
         self.w_1 = stacked(early, self.inputs, units)
         self.b_1 = nn.Parameter(torch.zeros(early, units))
         self.w_2, self.b_2 = stacked(early, units, 2), nn.Parameter(torch.zeros(early, 2))
+        if self.odds:
+            self.w_0 = nn.Parameter(torch.ones(early))
         kept = [torch.full((size,), float(name not in drop)) for name, size in lengths.items()]
         self.register_buffer("mask", torch.cat(kept)[:, None], persistent=False)
 
     @property
     def shape(self) -> dict:
         """The arguments that make an empty copy."""
-        names = ("early", "d_e", "n_outputs", "units", "recipe", "heads")
+        names = ("early", "d_e", "n_outputs", "units", "recipe", "heads", "odds")
         return {name: getattr(self, name) for name in names} | {"drop": list(self.drop)}
 
     @classmethod
@@ -234,7 +253,8 @@ class Meta(nn.Module):
         """Features (l-1, rows, D) to log-odds of consistency (l-1, rows)."""
         units = torch.relu(torch.baddbmm(self.b_1[:, None], x, self.w_1 * self.mask))
         out = torch.baddbmm(self.b_2[:, None], units, self.w_2)
-        return out[..., 1] - out[..., 0]
+        odds = out[..., 1] - out[..., 0]
+        return odds + self.w_0[:, None] * x[..., -1] if self.odds else odds
 
     def layer(self, k: int) -> dict[str, Tensor]:
         """The weights of M_k, counted from 1; the two outputs as one, their difference."""
@@ -245,6 +265,8 @@ class Meta(nn.Module):
             "w_2": self.w_2[i, :, 1] - self.w_2[i, :, 0],
             "b_2": self.b_2[i, 1] - self.b_2[i, 0],
         }
+        if self.odds:
+            weights["w_0"] = self.w_0[i]
         return {name: weight.detach() for name, weight in weights.items()}
 
     def fold(self, mean: Tensor, std: Tensor) -> "Meta":
@@ -253,6 +275,9 @@ class Meta(nn.Module):
             self.w_1 *= self.mask
             self.b_1 -= torch.einsum("ld,lde->le", mean / std, self.w_1)
             self.w_1 /= std[..., None]
+            if self.odds:
+                self.b_2[:, 1] -= self.w_0 * mean[:, -1] / std[:, -1]
+                self.w_0 /= std[:, -1]
         return self
 
 
@@ -275,7 +300,7 @@ def rearranged(shape: dict, arrays: dict) -> tuple[dict, dict]:
     empty = {
         name: np.zeros((early, size, w_1.shape[2]), w_1.dtype) for name, size in lengths.items()
     }
-    w_1 = np.concatenate([parts.get(name, empty[name]) for name in FEATURES], axis=1)
+    w_1 = np.concatenate([parts.get(name, empty[name]) for name in lengths], axis=1)
     new = {"early": early, "d_e": D_E, "n_outputs": n_outputs, "drop": drop}
     return new | {"units": shape["units"]}, arrays | {"w_1": w_1}
 
@@ -285,8 +310,8 @@ def check_pair(heads: Heads, meta: Meta, digest: str) -> None:
     if (heads.early, heads.d_e, heads.n_outputs) != (meta.early, meta.d_e, meta.n_outputs):
         raise ValueError(
             f"meta classifiers with {meta.inputs} inputs at {meta.early} layers do not fit these"
-            f" heads, which give {sum(sizes(heads.early, heads.d_e, heads.n_outputs).values())} at"
-            f" {heads.early}"
+            f" heads of {heads.early} layers, {heads.d_e} hidden units and {heads.n_outputs}"
+            " outputs"
         )
     if heads.recipe != meta.recipe:
         raise ValueError(
@@ -314,4 +339,4 @@ def score(heads: Heads, meta: Meta, x: Tensor) -> tuple[Tensor, Tensor]:
     (rows, l, width).
     """
     logits, hidden = early_outputs(heads, x)
-    return logits, torch.sigmoid(meta(features(logits, hidden).transpose(0, 1))).T
+    return logits, torch.sigmoid(meta(features(logits, hidden, meta.odds).transpose(0, 1))).T

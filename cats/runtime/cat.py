@@ -208,7 +208,7 @@ class CAT:
                 seed=seed,
                 **(early or {}),
             )
-            options_of_meta = {"units": recipe.units} | (meta or {})
+            options_of_meta = {"units": recipe.units, "odds": recipe.odds} | (meta or {})
             metas, _ = fit_meta(heads, states["meta"], tau=tau, seed=seed, **options_of_meta)
             given = extract(
                 backbone, tokenizer, calibration, columns, work / "calibration", **options

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from cats.runtime.cat import CAT
 
 
+LARGE = 745.0  # log-odds where the other probabilities vanish
+
+
 class Exit(NamedTuple):
     """What the runtime needs of one layer's head and meta classifier."""
 
@@ -28,14 +31,16 @@ class Exit(NamedTuple):
     w_2: Tensor  # (units,)
     b_2: Tensor
     w_h: Tensor | None = None  # (k-1 times C, d_e), of heads with history
+    w_0: Tensor | None = None  # of meta classifiers that read log-odds
 
     @classmethod
     def of(cls, heads: Heads, meta: Meta, k: int) -> "Exit":
         return cls(**heads.layer(k), **meta.layer(k))
 
 
-def top_two(logits: list[float]) -> tuple[int, float, float]:
-    """The class, its probability, and its distance to the second largest, of one row of logits.
+def top_two(logits: list[float]) -> tuple[int, float, float, float]:
+    """The class, its probability, its distance to the second largest, and its log-odds, of one row
+    of logits.
 
     In plain Python: an operation on tensors after a layer of F, when its code is no longer in the
     caches, takes longer than a few classes do (3 to 6 % of a layer for one input alone).
@@ -43,12 +48,14 @@ def top_two(logits: list[float]) -> tuple[int, float, float]:
     if len(logits) == 2:  # what follows, in a third of the time
         odds = math.exp(-abs(logits[1] - logits[0]))
         total = 1 + odds
-        return int(logits[1] > logits[0]), 1 / total, (1 - odds) / total
+        return int(logits[1] > logits[0]), 1 / total, (1 - odds) / total, abs(logits[1] - logits[0])
     top = max(logits)
     odds_of = [math.exp(value - top) for value in logits]
-    total, which = sum(odds_of), logits.index(top)
+    which = logits.index(top)
     odds_of.sort()
-    return which, 1 / total, (1 - odds_of[-2]) / total
+    rest = sum(odds_of[:-1])
+    total = 1 + rest
+    return which, 1 / total, (1 - odds_of[-2]) / total, -math.log(rest) if rest else LARGE
 
 
 class Scorer:
@@ -65,7 +72,7 @@ class Scorer:
         heads, meta = cat.heads, cat.meta
         self.cat, self.measure, self.found = cat, measure, find_measure(measure)
         self.history, self.early, self.d_e = heads.history, heads.early, heads.d_e
-        self.classes = heads.n_outputs
+        self.classes, self.odds = heads.n_outputs, meta.odds
         # whether a layer's score depends on the layers before it: then heads run at every layer
         remembers = "history" not in meta.drop if measure == "meta" else self.found.reads != 1
         self.needs_all = self.history or remembers
@@ -126,12 +133,16 @@ class Scorer:
             now[:] = confidence = logits
         else:
             found = [top_two(row) for row in logits]
-            now[:, :-2] = 0.0
-            for i, (which, _, _) in enumerate(found):
-                if which:
-                    now[i, which - 1] = 1.0
-            now[:, -2:] = [one[1:] for one in found]
+            numbers = 3 if self.odds else 2  # pmax, pdiff and perhaps odds
+            now[:, :-numbers] = 0.0
+            for i, one in enumerate(found):
+                if one[0]:
+                    now[i, one[0] - 1] = 1.0
+            now[:, -numbers:] = [one[1 : 1 + numbers] for one in found]
             confidence = [one[1:2] for one in found]
         units = torch.addmm(exit.b_1, self.inputs, exit.w_1)
         self.x[:, k - 1 : k] = confidence
-        return torch.addmv(exit.b_2, units.relu_(), exit.w_2).sigmoid_().tolist()
+        odds = torch.addmv(exit.b_2, units.relu_(), exit.w_2)
+        if self.odds:
+            odds.addcmul_(exit.w_0, self.inputs[:, -1])
+        return odds.sigmoid_().tolist()

@@ -40,6 +40,7 @@ from cats.train.states import States
 
 TARGETS = ("labels", "prediction", "softmax")
 UPDATES = 1000  # on a few thousand inputs five or twenty epochs would be too few
+FEW_UPDATES = 300  # of meta classifiers that begin as p max's equal: with more they forget it
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Recipe:
     history  heads also read the logits of earlier layers
     d_e      hidden units of a head
     units    hidden units of a meta classifier
+    odds     meta classifiers begin as p max's equal: see cats.model.exits.Meta
     """
 
     name: str
@@ -62,6 +64,7 @@ class Recipe:
     history: bool = False
     d_e: int = D_E
     units: int = UNITS
+    odds: bool = False
 
     def __post_init__(self):
         for value, known in ((self.targets, TARGETS), (self.reads, READS)):
@@ -71,7 +74,7 @@ class Recipe:
 
 RECIPES = {
     "paper": Recipe("paper"),
-    "distilled": Recipe("distilled", targets="prediction", reads="cls+mean", pairs=True),
+    "distilled": Recipe("distilled", targets="prediction", reads="cls+mean", pairs=True, odds=True),
 }
 
 
@@ -121,6 +124,7 @@ def train(
     *,
     epochs: int | None = None,
     at_least: int = 1,
+    at_least_updates: int = UPDATES,
     batch_size: int,
     learning_rate: float,
     weight_decay: float = 0.01,
@@ -133,14 +137,14 @@ def train(
     prepare  chunk number to a list of tensors, each with the rows in its dimension 1 (layers come
              first)
     loss     such a list, cut to a batch, to a loss per layer (l-1,), whose sum is minimised
-    epochs   by default as many as make UPDATES updates, and no fewer than `at_least`: small data
+    epochs   by default as many as make `at_least_updates`, and no fewer than `at_least`: small data
              needs more of them
     Returns the mean loss per layer of each epoch, (epochs, l-1).
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, weight_decay=weight_decay)
     an_epoch = sum(-(-len(states.rows(i)) // batch_size) for i in range(states.n_chunks))
-    epochs = epochs or max(at_least, -(-UPDATES // an_epoch))
+    epochs = epochs or max(at_least, -(-at_least_updates // an_epoch))
     updates = epochs * an_epoch
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / updates))
     history, bar = [], tqdm(total=updates, unit="updates", desc=desc)
@@ -305,6 +309,7 @@ def fit_meta(
     *,
     tau: float = TAU,
     units: int = UNITS,
+    odds: bool = False,
     drop: Sequence[str] = (),
     epochs: int | None = None,
     batch_size: int = 128,
@@ -320,7 +325,7 @@ def fit_meta(
     def prepare(i):
         x, full = read_chunk(states, i, heads.reads), states.read(i, "logits")[0]
         logits, hidden = early_outputs(heads, x)
-        inputs = features(logits, hidden).transpose(0, 1)  # (l-1, rows, D)
+        inputs = features(logits, hidden, odds).transpose(0, 1)  # (l-1, rows, D)
         return inputs, consistent(logits, full, tau).T.float()
 
     chunks = [prepare(i)[0] for i in range(min(states.n_chunks, 20))]  # enough to standardise by
@@ -335,7 +340,13 @@ def fit_meta(
         units,
         heads.recipe,
         module_digest(heads),
+        odds,
     )
+    if meta.odds:
+        with torch.no_grad():
+            meta.w_2.zero_()
+            meta.w_0.copy_(std[:, -1])  # of standardised log-odds: so it begins as the log-odds
+            meta.b_2[:, 1] = mean[:, -1]
 
     def loss(batch):
         x, target = batch
@@ -348,7 +359,8 @@ def fit_meta(
         prepare,
         loss,
         epochs=epochs,
-        at_least=20,
+        at_least=5 if meta.odds else 20,
+        at_least_updates=FEW_UPDATES if meta.odds else UPDATES,
         batch_size=batch_size,
         learning_rate=learning_rate,
         seed=seed,

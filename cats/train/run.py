@@ -198,7 +198,7 @@ class Run:
         path, heads = self.home / "meta.safetensors", self.heads
 
         def make(states):
-            options = {"units": self.recipe.units} | self.meta
+            options = {"units": self.recipe.units, "odds": self.recipe.odds} | self.meta
             meta, losses = fit_meta(heads, states, tau=TAU, seed=self.seed, **options)
             about = {"losses": losses.tolist(), "model": self.backbone.fingerprint}
             save_module(meta, path, about | {"recipe": asdict(self.recipe)})
@@ -206,6 +206,7 @@ class Run:
         settings = {
             "heads": module_digest(heads),
             "units": self.recipe.units,
+            "odds": self.recipe.odds,
             "meta": self.meta,
             "seed": self.seed,
             "data": tasks.fingerprint(self.data["train"]),
