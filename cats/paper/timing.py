@@ -100,7 +100,9 @@ def machine(cpuinfo="/proc/cpuinfo"):
     name = " ".join(re.sub(r"\((R|TM)\)|@.*", " ", name, flags=re.I).split())
     units = {"avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
     unit = next((shown for flag, shown in units.items() if re.search(rf"\b{flag}\b", text)), None)
-    return f"{torch.get_num_threads()} threads of {name}" + (f" with {unit}" if unit else "")
+    count = torch.get_num_threads()
+    threads = "1 thread" if count == 1 else f"{count} threads"
+    return f"{threads} of {name}" + (f" with {unit}" if unit else "")
 
 
 def live(run):
