@@ -28,7 +28,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     here, level, frame = str(Path(__file__).parent) + os.sep, 2, sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(here):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level - 1)
+    warnings.warn(message, category, stacklevel=level)
 
 
 @contextmanager
