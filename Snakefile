@@ -47,8 +47,8 @@ SCORED = expand(f"{OUT}/runs/{{run}}/{STAGES[-1]}.ipynb", run=RUNS)
 # papermill saves after every cell, so a failed notebook is left as .running.ipynb with its traceback
 EXECUTE = (
     '({params.launch}OMP_NUM_THREADS={threads} CATS_FIGURES="$PWD"/{params.figures:q}'
-    " papermill {input.notebook} {params.running} --cwd notebooks --kernel python3 -y {params.values:q} --progress-bar)"
-    " 2>&1 | tee {log} && mv {params.running} {output[0]}"
+    " papermill {input.notebook:q} {params.running:q} --cwd notebooks --kernel python3 -y {params.values:q} --progress-bar)"
+    " 2>&1 | tee {log:q} && mv {params.running:q} {output[0]:q}"
 )
 
 
@@ -80,7 +80,7 @@ rule gallery:
         mem_mb=2000,
         runtime=10,
     shell:
-        "python -m cats.paper.site {FIGURES} {input.executed:q}" + (" && python -m cats.paper.site {HERE} {params.measured:q}" if len(PAGES) > 1 else "")
+        "python -m cats.paper.site {FIGURES:q} {input.executed:q}" + (" && python -m cats.paper.site {HERE:q} {params.measured:q}" if len(PAGES) > 1 else "")
 
 
 def whole(run):

@@ -6,7 +6,10 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+import shutil
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +21,14 @@ from safetensors.numpy import save_file
 
 MASK = os.umask(0)  # it can only be read by setting it
 os.umask(MASK)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """A warning that points at the line outside of this package from which it was called."""
+    here, level, frame = str(Path(__file__).parent) + os.sep, 2, sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(here):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 @contextmanager
@@ -37,6 +48,61 @@ def writing(path: str | Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+NEW, READY = ".new", ".ready"  # inside a folder: what is being written, and what is whole
+MOVES = "moves.json"  # in READY until all is in its place
+
+
+@contextmanager
+def replacing(folder: str | Path, ours: Iterable[str]) -> Iterator[Path]:
+    """A folder inside `folder` to write to. At the end what is in it takes the places of `ours`,
+    the names that belong to the writer: all of them or none, whenever the process is killed. Files
+    of other names are left alone.
+    """
+    folder = Path(folder)
+    finish_replacing(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / NEW
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    try:
+        yield new
+        for path in new.rglob("*"):
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~MASK)
+        found = sorted(path.name for path in new.iterdir())
+        write_json(new / MOVES, {"ours": sorted({*ours, *found}), "found": found})
+        new.rename(folder / READY)  # from here on the new files count
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    finish_replacing(folder)
+
+
+def finish_replacing(folder: str | Path) -> None:
+    """Go on where a killed `replacing` was, if it had everything written."""
+    folder = Path(folder)
+    ready = folder / READY
+    if not ready.is_dir():
+        return
+    moves = read_json(ready / MOVES) or {"ours": [], "found": []}  # it goes last
+    for name in moves["ours"]:
+        if name != Path(name).name:
+            raise ValueError(f"{ready / MOVES} names {name!r}, which is not in this folder")
+        if name not in moves["found"]:
+            remove(folder / name)
+        elif (ready / name).exists():  # else it is in its place already
+            remove(folder / name)
+            (ready / name).rename(folder / name)
+    (ready / MOVES).unlink(missing_ok=True)
+    shutil.rmtree(ready)
+
+
+def remove(path: Path) -> None:
+    """A file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def versions(*packages: str) -> dict[str, str]:
     """The versions a result was made with."""
     found = {name: version(name) for name in ("numpy", "scipy", "pandas", *packages)}
@@ -54,7 +120,7 @@ def read_json(path: str | Path) -> Any:
     """What `write_json` wrote, or None where there is no file, or no whole one."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
 
 
@@ -83,9 +149,10 @@ def sha256(path: str | Path) -> str:
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], header: dict) -> None:
-    """Arrays and what is known about them in one safetensors file, with a hash of the arrays."""
+    """Arrays and what is known about them in one safetensors file, with a hash of both."""
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    header = header | {"sha256": digest(arrays)}
+    header = json.loads(json.dumps(header | {"sha256": digest(arrays)}))
+    header["digest"] = digest(header)
     # one key: safetensors does not keep the order of several
     with writing(path) as aside:
         save_file(arrays, aside, {"cats": json.dumps(header, sort_keys=True)})
@@ -97,9 +164,18 @@ def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
         with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get("cats", "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}") from None
+    # what safetensors and NumPy say of damaged files comes as all of these
+    except (SafetensorError, ValueError, RecursionError, TypeError, OSError) as error:
         raise ValueError(f"{path} is not a whole file ({error}): make it again") from None
-    if header.get("sha256", digest(arrays)) != digest(arrays):  # files of the old kind have none
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} has {header!r:.40} as its header: make it again")
+    sealed = header.pop("digest", None)
+    # files of the old kind have no hash
+    if sealed not in (None, digest(header)) or header.get("sha256", digest(arrays)) != digest(
+        arrays
+    ):
         raise ValueError(f"{path} was changed after it was written: make it again")
     return arrays, header
 
@@ -127,6 +203,6 @@ def load_module(kind: Any, path: str | Path) -> tuple[Any, dict]:
         raise ValueError(f"{path} holds {header.get('kind')!r}, expected {kind.__name__}")
     try:
         module = kind.of(header["shape"], arrays)
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path}: its parts do not fit together: {error}") from None
     return module.requires_grad_(False), header.get("about", {})

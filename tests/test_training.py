@@ -5,6 +5,7 @@ slow and obvious ones.
 import json
 import math
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -642,16 +643,16 @@ def test_a_kill_between_file_and_record_leaves_nothing_to_trust(tmp_path):
     """The old record must not vouch for a new file whose own record was never written."""
     path, made = tmp_path / "heads.safetensors", []
     run = Run("sentiment", folder=tmp_path)
-    run._keep(path, {"a": 1}, lambda: "one", path.write_text)
+    run._keep(path, {"a": 1}, lambda: "one", path.write_text, Path.read_text)
 
     def dies(text):
         path.write_text(text)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run._keep(path, {"a": 2}, lambda: "two", dies)
-    run._keep(path, {"a": 1}, lambda: "one", lambda text: made.append(path.write_text(text)))
-    assert made and path.read_text() == "one"
+        run._keep(path, {"a": 2}, lambda: "two", dies, Path.read_text)
+    make = lambda text: made.append(path.write_text(text))
+    assert run._keep(path, {"a": 1}, lambda: "one", make, Path.read_text) == "one" and made
 
 
 def test_nothing_is_calibrated_that_was_trained_on():

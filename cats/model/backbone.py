@@ -24,10 +24,14 @@ the model itself. Add a line to the table in its test file.
 """
 
 import hashlib
+import json
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
@@ -38,6 +42,7 @@ from transformers.masking_utils import (
     create_bidirectional_sliding_window_mask,
 )
 
+from cats._io import digest
 from cats.model.exits import vectors
 
 # --------------------------------------------------------------------------------------------------
@@ -239,6 +244,25 @@ FAMILIES = {
     "roberta": Roberta,
     "xlm-roberta": Roberta,
 }
+# fields of a configuration that change nothing F computes: where it came from, how it was trained,
+# and its precision, which is the weights' own
+SILENT = (
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "initializer_range",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "problem_type",
+    "return_dict",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+)
 
 # --------------------------------------------------------------------------------------------------
 
@@ -264,6 +288,16 @@ def lengths_of(mask):
     """
     rows = mask.tolist()
     return [n if all(row[:n]) else 0 for row, n in zip(rows, map(sum, rows))]
+
+
+def commit_of(name: str, options: dict[str, Any]) -> str | None:
+    """The commit of a Hub model that was just loaded, or None for a folder."""
+    if Path(name).is_dir():
+        return None
+    cached = try_to_load_from_cache(
+        name, "config.json", options.get("cache_dir"), options.get("revision")
+    )
+    return Path(cached).parent.name if isinstance(cached, str) else options.get("revision")
 
 
 def padded(lengths, width):
@@ -300,7 +334,9 @@ class Backbone:
                 f"{type(model).__name__} gives several labels to an input (problem_type"
                 " multi_label_classification); agreement is about one label here"
             )
+        self.revision: str | None = None  # the commit of a model that came from the Hub
         self.model = model.eval()  # F is fixed: no dropout
+        self._modules = list(model.modules())
         self._weight = next(weight for weight in model.parameters() if weight.is_floating_point())
         self.glue = FAMILIES[self.family](model)
         self.layers = list(self.glue.layers())
@@ -312,26 +348,28 @@ class Backbone:
         self.token_types = getattr(config, "type_vocab_size", 0) > 1  # else they are ignored
 
     @classmethod
-    def from_pretrained(cls, name_or_path, **kwargs):
+    def from_pretrained(cls, name_or_path: str | Path, **kwargs: Any) -> "Backbone":
         """Load a fine-tuned classifier from a folder or from the Hub, in float32 unless a `dtype`
         is given.
 
         `kwargs` go to `AutoModelForSequenceClassification.from_pretrained`. Refuses a checkpoint
         without classifier weights: Hugging Face would draw them at random, and the guarantee would
-        be agreement with a random model.
+        be agreement with a random model. Code that comes with a model is never run.
         """
-        kwargs = {"dtype": torch.float32} | kwargs
+        kwargs = {"dtype": torch.float32, "trust_remote_code": False} | kwargs
         try:
             model, info = AutoModelForSequenceClassification.from_pretrained(
                 name_or_path, output_loading_info=True, **kwargs
             )
-        except OSError as error:
-            raise FileNotFoundError(
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            kind = FileNotFoundError if isinstance(error, OSError) else ValueError
+            raise kind(
                 f"no model could be loaded from {str(name_or_path)!r}. It is neither a folder with"
-                " a saved model nor a model that the Hugging Face Hub could give now; without a"
-                f" network, name a folder. Their message: {error}"
+                " a whole saved model nor a model that the Hugging Face Hub could give now; without"
+                f" a network, name a folder. Their message: {error}"
             ) from error
         backbone = cls(model)
+        backbone.revision = commit_of(str(name_or_path), kwargs)
         if info["missing_keys"]:
             raise ValueError(
                 f"{str(name_or_path)!r} is not fine-tuned for classification, it has no"
@@ -340,18 +378,37 @@ class Backbone:
             )
         return backbone
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the configuration says about what F computes, as JSON would keep it."""
+        fields = json.loads(json.dumps(self.model.config.to_dict(), default=str))
+        return {name: value for name, value in fields.items() if name not in SILENT}
+
     @cached_property
-    def fingerprint(self):
-        """A hash of architecture and weights: what one model made is refused by another."""
-        digest = hashlib.sha256(
+    def weights(self) -> str:
+        """A hash of architecture and weights."""
+        found = hashlib.sha256(
             f"{self.family} {self.n_layers} {self.hidden_size} {self.num_labels}".encode()
         )
         for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(
+            found.update(name.encode())
+            found.update(
                 tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
             )
-        return digest.hexdigest()
+        return found.hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that F computes with, weights, configuration and precision: what one model
+        made is refused by another.
+        """
+        return digest({"weights": self.weights, "settings": self.settings, "dtype": self.precision})
+
+    def ready(self) -> "Backbone":
+        """F as it is meant, whatever was done to the model since: without dropout."""
+        if any(module.training for module in self._modules):
+            self.model.eval()
+        return self
 
     @property
     def device(self):
@@ -361,6 +418,11 @@ class Backbone:
     @property
     def dtype(self):
         return self._weight.dtype
+
+    @property
+    def precision(self) -> str:
+        """The name of its dtype."""
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def extra_padding(self):

@@ -1,38 +1,45 @@
 """CAT: a classifier that really stops early, and keeps its promise (Algorithm 1, PREDICT; Eq. 2).
 
-    cat = CAT.fit("path/to/fine-tuned-model", tuning_texts, calibration_texts)       # unlabelled
-    text is enough out = cat.predict(texts, epsilon=0.05)
-    # ε is chosen here out.predictions, out.exit_layers, out.confidences
-    cat.save_pretrained("my-cat");  CAT.from_pretrained("my-cat")
+    cat = CAT.fit("path/to/fine-tuned-model", tuning_texts, calibration_texts)  # unlabelled text
+    out = cat.predict(texts, epsilon=0.05)  # ε is chosen here
+    out.labels, out.exit_layers, out.confidences
+    cat("one text")  # as transformers' text-classification pipelines answer
+    cat.save_pretrained("my-cat")
+    CAT.from_pretrained("my-cat", device="cuda")
 
 After every layer the rows that have exited leave the batch, so nobody waits for the slowest input.
 The calibration inputs' outputs are kept as a ScoreTable: thresholds for any ε, calibrator, measure
 and subset of layers come from it.
 """
 
-import json
 import tempfile
 import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from transformers import AutoTokenizer
+from huggingface_hub import HfApi
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cats._io import (
-    load_module,
-    module_digest,
-    save_module,
-    sha256,
-    versions,
-    write_json,
-    writing,
-)
+from cats._io import module_digest, versions, warn
 from cats.model.backbone import Backbone
 from cats.model.exits import Heads, Meta, check_pair
+from cats.runtime import folder as kept
 from cats.runtime.card import card
+from cats.runtime.inputs import (
+    Arrays,
+    Predictions,
+    Row,
+    check_batch_size,
+    row_of,
+    rows_of,
+    rows_together,
+    windows,
+)
 from cats.runtime.loop import Flight, Loop, starting
 from cats.runtime.scorer import Exit, Scorer
 from cats.stats import calibrators
@@ -40,23 +47,17 @@ from cats.stats.measures import MEASURES
 from cats.stats.table import TAU, ScoreTable
 from cats.stats.trials import evaluate, summary
 from cats.train import tasks
-from cats.train.fit import find_recipe, fit_heads, fit_meta
+from cats.train.fit import Recipe, find_recipe, fit_heads, fit_meta
 from cats.train.run import Run, table_of
-from cats.train.states import collate, encode, extract, mixed
-
-FORMAT = "cats.CAT/3"
-KNOWN_FORMATS = ("cats.CAT/2", FORMAT)  # files of the older kind still load
-
-
-class Predictions(NamedTuple):
-    """What a CAT says, in the order of the inputs."""
-
-    predictions: np.ndarray  # (n,), a class number, or a number for regression
-    exit_layers: np.ndarray  # (n,), 1 … l
-    # (n,), the score with which an input left; 1 at the last layer, which is F itself
-    confidences: np.ndarray
-    # (n, C), softmax of the layer it left at; the outputs themselves for regression
-    probabilities: np.ndarray
+from cats.train.states import (
+    check_autocast,
+    check_max_length,
+    collate,
+    encode,
+    extract,
+    load_tokenizer,
+    mixed,
+)
 
 
 class CAT:
@@ -64,17 +65,17 @@ class CAT:
 
     def __init__(
         self,
-        backbone,
-        tokenizer,
-        heads,
-        meta,
-        table,
+        backbone: Backbone,
+        tokenizer: PreTrainedTokenizerBase | None,
+        heads: Heads,
+        meta: Meta,
+        table: ScoreTable,
         *,
-        max_length=256,
-        measure="meta",
-        autocast=None,
-        texts=None,
-        about=None,
+        max_length: int = 256,
+        measure: str = "meta",
+        autocast: str | None = None,
+        texts: int | None = None,
+        about: Mapping[str, Any] | None = None,
     ):
         if not backbone.n_layers == heads.early + 1 == meta.early + 1 == table.n_layers:
             layers = (
@@ -92,13 +93,13 @@ class CAT:
         check_pair(heads, meta, module_digest(heads))
         self.backbone, self.tokenizer, self.table = backbone, tokenizer, table
         self.heads, self.meta = heads.cpu(), meta.cpu()
-        self.max_length = min(max_length, backbone.max_tokens)
-        self.measure, self.autocast = check_measure(measure), autocast
+        self.max_length = min(check_max_length(max_length), backbone.max_tokens)
+        self.measure, self.autocast = check_measure(measure), check_autocast(autocast)
         self.texts = texts  # of an input: 1 or 2, or None where that is not known
         self.about, self._sets = dict(about or {}), {}
         self.exits = [Exit.of(self.heads, self.meta, k) for k in range(1, backbone.n_layers)]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return (
             f"CAT({self.backbone.family}, {self.backbone.n_layers} layers, {len(self.table)}"
             f" calibration inputs, {self.measure})"
@@ -109,33 +110,40 @@ class CAT:
     @classmethod
     def fit(
         cls,
-        model,
-        tuning,
-        calibration,
+        model: str | Path | PreTrainedModel | Backbone,
+        tuning: Iterable[Any],
+        calibration: Iterable[Any],
         *,
-        recipe="distilled",
-        labels=None,
-        tokenizer=None,
-        max_length=256,
-        measure="meta",
-        autocast=None,
-        folder=None,
-        seed=0,
-        tau=TAU,
-        early=None,
-        meta=None,
-        about=None,
-    ):
+        recipe: str | Recipe = "distilled",
+        labels: Sequence[Any] | None = None,
+        tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+        max_length: int | None = None,
+        measure: str = "meta",
+        autocast: str | None = None,
+        device: str | int | torch.device | None = None,
+        folder: str | Path | None = None,
+        seed: int = 0,
+        tau: float = TAU,
+        early: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> "CAT":
         """A CAT from a fine-tuned model and two lists of texts (pairs for two-text tasks) of the
         kind it will see.
 
+        model        a folder, a Hub id, or a model in memory
         tuning       trains heads, temperatures and meta classifiers; unlabelled
         calibration  never trained on, not even by F; unlabelled. Its size limits ε: see
                      cats.calibration_size
-        autocast     run F in "bfloat16" or "float16", here and in predict; the promise is about F
-                     as it runs here
         recipe       "distilled": heads learn what F says; "paper": they learn `labels`, or where
                      there are none F's predictions. Or a cats.train.fit.Recipe
+        labels       class numbers or names, or numbers for regression, one a tuning text
+        tokenizer    or its place; by default the model's
+        max_length   tokens at which inputs are cut; by default what tokenizer and model allow
+        autocast     run F in "bfloat16" or "float16", here and in predict; the promise is about F
+                     as it runs here
+        device       where F runs; by default an accelerator if there is one, as in transformers'
+                     pipelines, and for a model in memory where it is
         folder       where extracted states go (a temporary folder by default); give one to resume
                      an interrupted fit
         """
@@ -145,41 +153,22 @@ class CAT:
                 f"the recipe {recipe.name!r} learns from F and reads no labels: leave them out, or"
                 " say recipe='paper'"
             )
-        backbone = (
-            model
-            if isinstance(model, Backbone)
-            else (
-                Backbone(model)
-                if isinstance(model, torch.nn.Module)
-                else Backbone.from_pretrained(model)
-            )
-        )
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(
-            model if isinstance(model, (str, Path)) else backbone.model.name_or_path
-        )
-        tuning, calibration = rows_of(tuning), rows_of(calibration)
-        if len(tuning) < 10 or len(calibration) < 2:
-            raise ValueError(
-                f"needs at least 10 tuning texts and 2 calibration texts, got {len(tuning)} and"
-                f" {len(calibration)}"
-            )
-        if len(tuning[0]) != len(calibration[0]):
-            raise TypeError(
-                f"tuning inputs have {len(tuning[0])} and calibration inputs {len(calibration[0])}"
-                " texts: they must be of one kind"
-            )
         check_measure(measure)
-        both = len(set(tuning) & set(calibration))
-        if both:
-            warnings.warn(
-                f"{both} calibration texts are also tuning texts: what was trained on cannot"
-                " calibrate",
-                stacklevel=2,
-            )
+        check_autocast(autocast)
+        tuning, calibration = rows_of(tuning), rows_of(calibration)
+        check_texts(tuning, calibration)
+        backbone = backbone_of(model).ready()
+        place(backbone, device, loaded=isinstance(model, str | Path))
+        tokenizer = tokenizer_of(tokenizer, model, backbone)
+        if max_length is None:
+            max_length = min(tokenizer.model_max_length, backbone.max_tokens)
+        check_max_length(max_length)
+        if labels is not None:
+            labels = class_numbers(labels, len(tuning), backbone)
         columns = tuple(f"text{i + 1}" for i in range(len(tuning[0])))
         data = tasks.from_texts(columns, tuning)
         if labels is not None:
-            data = data.add_column("label", list(labels))
+            data = data.add_column("label", labels)
         parts, calibration = tasks.cut(data, seed), tasks.from_texts(columns, calibration)
 
         with tempfile.TemporaryDirectory() as temporary:
@@ -240,7 +229,7 @@ class CAT:
         )
 
     @classmethod
-    def from_run(cls, run: Run, measure="meta") -> "CAT":
+    def from_run(cls, run: Run, measure: str = "meta") -> "CAT":
         """The CAT of a run, calibrated on its validation split."""
         about = {
             "task": run.task.name,
@@ -248,6 +237,8 @@ class CAT:
             "calibration": len(run.data["validation"]),
             "recipe": asdict(run.recipe),
         }
+        if run.task.hub not in ("", "demo") and not run.source:
+            about["datasets"] = [run.task.hub]
         return cls(
             run.backbone,
             run.tokenizer,
@@ -263,8 +254,13 @@ class CAT:
     # --- using it ---
 
     def thresholds(
-        self, epsilon=0.05, method="first_exit", measure=None, exit_layers=None, **options
-    ):
+        self,
+        epsilon: float = 0.05,
+        method: str = "first_exit",
+        measure: str | None = None,
+        exit_layers: Iterable[int] | None = None,
+        **options: Any,
+    ) -> np.ndarray:
         """Thresholds (l-1,) from the calibration inputs; `inf` at layers not in `exit_layers`
         (counted from 1).
 
@@ -272,7 +268,14 @@ class CAT:
         were no others.
         """
         early = self.backbone.n_layers - 1
-        layers = list(range(1, early + 1)) if exit_layers is None else sorted(set(exit_layers))
+        layers = list(range(1, early + 1))
+        if exit_layers is not None:
+            if not isinstance(exit_layers, Iterable) or isinstance(exit_layers, str):
+                raise TypeError(
+                    f"exit_layers must be a list of layers among 1 … {early}, as [{early}], got"
+                    f" {exit_layers!r}"
+                )
+            layers = sorted(set(exit_layers))
         if not layers or not 1 <= layers[0] <= layers[-1] <= early:
             raise ValueError(f"exit_layers must be among 1 … {early}, got {exit_layers}")
         columns = np.array(layers) - 1
@@ -292,35 +295,159 @@ class CAT:
             self._sets[measure, columns] = calibrators.CalibrationSet(scores, consistent)
         return self._sets[measure, columns]
 
+    @property
+    def names(self) -> dict[int, str] | None:
+        """The names of the classes; None for regression."""
+        if self.table.regression:
+            return None
+        return {int(i): name for i, name in self.backbone.model.config.id2label.items()}
+
+    def to(self, device: str | int | torch.device) -> "CAT":
+        """Move F to a device; heads and scores stay on the host, where the exits are decided."""
+        place(self.backbone, device)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where F runs."""
+        return self.backbone.device
+
     def predict(
         self,
-        texts,
-        epsilon=0.05,
-        batch_size=32,
+        texts: Iterable[Any],
+        epsilon: float = 0.05,
+        batch_size: int | str = 32,
         *,
-        method="first_exit",
-        measure=None,
-        exit_layers=None,
-        thresholds=None,
-        **options,
-    ):
+        method: str = "first_exit",
+        measure: str | None = None,
+        exit_layers: Iterable[int] | None = None,
+        thresholds: Sequence[float] | np.ndarray | None = None,
+        **options: Any,
+    ) -> Predictions:
         """Predictions that agree with F as often as the method promises; see cats.calibrate for
         methods and options.
 
-        texts       a list of strings, or of pairs where F reads two texts. They are batched by
-                    length; the results come back in their order
+        texts       strings, or pairs where F reads two texts, as tuples or as dicts with "text" and
+                    "text_pair": a list, an array, a column of a data set or frame, or a generator,
+                    which is read a little at a time. They are batched by length; the results come
+                    back in their order
         thresholds  (l-1,) to use these instead of calibrated ones; all `inf` runs F itself
-        batch_size  a CAT needs no more memory than F with batches of this size
+        batch_size  a CAT needs no more memory than F with batches of this size; "auto" takes what
+                    suits length and device
         """
+        measure, bars = self._bars(epsilon, method, measure, exit_layers, thresholds, options)
+        check_batch_size(batch_size)
+        parts, n = [], 0
+        for rows in windows(texts):
+            parts.append(self._answer(rows, bars, measure, batch_size, n))
+            n += len(rows)
+        parts = parts or [self._answer([], bars, measure, batch_size)]
+        logits, exits, confidences = (np.concatenate(column) for column in zip(*parts))
+        table = self.table
+        said = logits[:, 0] if table.regression else logits.argmax(axis=1)
+        p = logits if table.regression else torch.softmax(torch.from_numpy(logits), -1).numpy()
+        return Predictions.of(Arrays(said, exits, confidences, p), self.names)
+
+    def __call__(
+        self,
+        inputs: Any,
+        *,
+        top_k: int | None | str = "",
+        function_to_apply: str | None = None,
+        batch_size: int | str = "auto",
+        truncation: bool = True,
+        padding: bool | str = True,
+        epsilon: float = 0.05,
+        method: str = "first_exit",
+        measure: str | None = None,
+        exit_layers: Iterable[int] | None = None,
+        thresholds: Sequence[float] | np.ndarray | None = None,
+        **options: Any,
+    ) -> Any:
+        """Answers in the form of transformers' text-classification pipelines, with `exit_layer`.
+
+        >>> cat("a text")  # doctest: +SKIP
+        [{'label': 'positive', 'score': 0.98, 'exit_layer': 3}]
+
+        inputs             a string, a dict with "text" and "text_pair", a list of either, a column,
+                           an array, or a generator, which is answered by one, as answers are ready
+        top_k              so many labels of an input, best first, as a list; None for all of them
+        function_to_apply  "softmax", "sigmoid" or "none"; by default what pipelines take
+        truncation         True: a CAT cuts inputs at its `max_length`, as it was calibrated
+        Others are those of `predict`.
+        """
+        if truncation is False:
+            raise ValueError(
+                f"a CAT cuts its inputs at {self.max_length} tokens, as it was calibrated:"
+                " truncation=False is not possible"
+            )
+        measure, bars = self._bars(epsilon, method, measure, exit_layers, thresholds, options)
+        check_batch_size(batch_size)
+        apply, classic = self._applied(function_to_apply), top_k == ""
+        names = self.names or {int(i): n for i, n in self.backbone.model.config.id2label.items()}
+
+        def form(logits: np.ndarray, layer: int) -> Any:
+            scores = apply(logits).tolist()
+            found = [
+                {"label": names[i], "score": score, "exit_layer": int(layer)}
+                for i, score in enumerate(scores)
+            ]
+            found.sort(key=lambda one: one["score"], reverse=True)  # equal ones in their order
+            return found[0] if classic else found[:top_k]
+
+        def answers(texts: Any) -> Iterator[Any]:
+            n = 0
+            for rows in windows(texts):
+                logits, exits, _ = self._answer(rows, bars, measure, batch_size, n)
+                n += len(rows)
+                yield from map(form, logits, exits)
+
+        if isinstance(inputs, str | Mapping):
+            (answer,) = answers([row_of(inputs, 0)])
+            return [answer] if classic and isinstance(inputs, str) else answer
+        return answers(inputs) if isinstance(inputs, Iterator) else list(answers(inputs))
+
+    def _applied(self, function: str | None) -> Any:
+        """Logits (C,) to scores, chosen as transformers' pipelines choose it."""
+        config = self.backbone.model.config
+        if function is None:
+            single = "none" if config.problem_type == "regression" else "sigmoid"
+            function = single if config.num_labels == 1 else "softmax"
+        known = {
+            "softmax": lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum(),
+            "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+            "none": lambda x: x,
+        }
+        if function not in known:
+            raise ValueError(f"function_to_apply is {', '.join(known)} or None, not {function!r}")
+        return known[function]
+
+    def _bars(
+        self,
+        epsilon: Any,
+        method: Any,
+        measure: Any,
+        exit_layers: Any,
+        thresholds: Any,
+        options: Any,
+    ) -> tuple[str, Any]:
+        """The measure and the thresholds that a call asks for."""
         measure = check_measure(measure or self.measure)
         if thresholds is None:
-            thresholds = self.thresholds(epsilon, method, measure, exit_layers, **options)
-        elif options or exit_layers is not None:
+            return measure, self.thresholds(epsilon, method, measure, exit_layers, **options)
+        if options or exit_layers is not None:
             raise TypeError(
                 "thresholds are given, so nothing is calibrated:"
                 f" {', '.join([*options] or ['exit_layers'])} would have no effect"
             )
-        rows = rows_of(texts)
+        return measure, thresholds
+
+    def _answer(
+        self, rows: list[Row], thresholds: Any, measure: str, batch_size: int | str, first: int = 0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Logits (n, C), exit layers and confidences of some inputs, in their order; `first` is the
+        number of the first of them.
+        """
         if rows and self.texts not in (None, len(rows[0])):
             raise TypeError(
                 f"this CAT was calibrated on inputs of {self.texts} text{'s' * (self.texts > 1)},"
@@ -328,9 +455,9 @@ class CAT:
             )
         tokens = encode(self.tokenizer, [list(column) for column in zip(*rows)], self.max_length)
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
-        parts = [
-            order[i : i + starting(batch_size)] for i in range(0, len(order), starting(batch_size))
-        ]
+        longest = len(tokens[order[-1]]["input_ids"]) if order else 0
+        size = starting(rows_together(batch_size, longest, self.device.type))
+        parts = [order[i : i + size] for i in range(0, len(order), size)]
         batches = (
             collate(
                 self.tokenizer, [tokens[i] for i in part], self.backbone.extra_padding, pairs=True
@@ -338,13 +465,15 @@ class CAT:
             for part in parts
         )
         back = np.argsort(order)
-        logits, exits, confidences = (
-            found[back] for found in self.run(batches, thresholds, measure)
-        )
-        table = self.table
-        said = logits[:, 0] if table.regression else logits.argmax(axis=1)
-        p = logits if table.regression else torch.softmax(torch.from_numpy(logits), -1).numpy()
-        return Predictions(said, exits, confidences, p)
+        found = tuple(column[back] for column in self.run(batches, thresholds, measure))
+        lost = np.flatnonzero(~np.isfinite(found[0]).all(axis=1))
+        if len(lost):
+            raise ValueError(
+                f"F gives NaN or infinite numbers for {len(lost)} inputs, the first is number"
+                f" {first + lost[0]}, {' | '.join(rows[lost[0]])[:60]!r}: check F's weights and"
+                " precision, or leave such inputs out"
+            )
+        return found
 
     @torch.inference_mode()
     def run(self, batches, thresholds, measure="meta", decide=None):
@@ -359,6 +488,7 @@ class CAT:
         decide  overrides the rule, as decide(k, scores of the rows left, their numbers), two lists,
                 to a list of who leaves: to replay known exits
         """
+        self.backbone.ready()
         loop = Loop(self, thresholds, decide)
         n = 0
         with mixed(self.autocast, self.backbone):
@@ -377,116 +507,74 @@ class CAT:
 
     # --- keeping it ---
 
-    def save_pretrained(self, folder, backbone=True):
+    def save_pretrained(self, folder: str | Path, backbone: bool = True) -> Path:
         """Write the CAT to a folder: safetensors, JSON and a model card; the backbone inside, or by
-        reference.
+        reference. A CAT that is there is replaced once the new one is whole, and nothing else is.
 
-        backbone  True to put F and its tokenizer inside; False to keep the name or path F was
-                  loaded from
+        backbone  True to put F and its tokenizer inside; False to keep the path F was loaded from,
+                  or its Hub id and revision
         """
-        where, card = str(self.backbone.model.name_or_path), self.card()
-        if not (backbone or where):
-            raise ValueError(
-                "this backbone was not loaded from anywhere: save it inside, with backbone=True"
-            )
-        folder, files = Path(folder), {}
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "cat.json").unlink(
-            missing_ok=True
-        )  # a folder without it is refused: no half-written CAT is ever loaded
-        save_module(self.heads, folder / "heads.safetensors", {})
-        save_module(self.meta, folder / "meta.safetensors", {})
-        self.table.save(folder / "calibration.safetensors")
-        if backbone:
-            where = "backbone"
-            self.backbone.model.save_pretrained(folder / where)
-        # inside in any case: other tokens would meet the same thresholds. Beside F it makes that
-        # folder an ordinary model
-        tokens = Path("backbone" if backbone else "tokenizer")
-        names = [
-            tokens / Path(path).name
-            for path in self.tokenizer.save_pretrained(folder / tokens)
-            if Path(path).is_file()
-        ]
-        for name in (*names, "heads.safetensors", "meta.safetensors", "calibration.safetensors"):
-            files[Path(name).as_posix()] = sha256(folder / name)
-        with writing(folder / "README.md") as aside:
-            aside.write_text(card)
-        weights = {
-            "fingerprint": self.backbone.fingerprint,
-            "dtype": str(self.backbone.dtype).removeprefix("torch."),
-        }
-        write_json(
-            folder / "cat.json",
-            {
-                "format": FORMAT,
-                "files": files,
-                "backbone": {
-                    "where": where,
-                    "family": self.backbone.family,
-                    "layers": self.backbone.n_layers,
-                    **weights,
-                },
-                "tokenizer": str(tokens),
-                "texts": self.texts,
-                "max_length": self.max_length,
-                "measure": self.measure,
-                "autocast": self.autocast,
-                "about": self.about,
-            },
-        )
-        return folder
+        return kept.write(self, folder, backbone)
 
     @classmethod
-    def from_pretrained(cls, folder, backbone=None):
-        """Load a CAT; `backbone` gives another place for F, or F itself, which must be the very
-        model the CAT was made for.
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        backbone: str | Path | PreTrainedModel | Backbone | None = None,
+        *,
+        device: str | int | torch.device | None = None,
+        revision: str | None = None,
+        **hub: Any,
+    ) -> "CAT":
+        """Load a CAT from a folder or from the Hub.
+
+        backbone  another place for F, or F itself, which must be the very model the CAT was made
+                  for
+        device    as in `fit`
+        revision  of a CAT on the Hub: a branch, a tag or a commit
+        hub       further options of huggingface_hub.snapshot_download, as token or cache_dir
         """
-        folder = Path(folder)
-        if not (folder / "cat.json").exists():
-            raise FileNotFoundError(f"no CAT in {folder}: it has no cat.json")
-        saved = json.loads((folder / "cat.json").read_text())
-        if saved.get("format") not in KNOWN_FORMATS:
-            raise ValueError(f"{folder} holds {saved.get('format')!r}, expected {FORMAT!r}")
-        for name, digest in saved["files"].items():
-            if not (folder / name).exists() or sha256(folder / name) != digest:
-                raise ValueError(
-                    f"{folder / name} is missing or was changed: this CAT's promise cannot be"
-                    " trusted, save it again"
-                )
-        where = backbone or (
-            folder / "backbone"
-            if saved["backbone"]["where"] == "backbone"
-            else saved["backbone"]["where"]
-        )
-        model = (
-            where
-            if isinstance(where, Backbone)
-            else Backbone.from_pretrained(
-                str(where), dtype=getattr(torch, saved["backbone"]["dtype"])
+        where = kept.find(folder, revision=revision, **hub)
+        model, *parts, options = kept.read(where, backbone)
+        place(model, device, loaded=backbone is None or isinstance(backbone, str | Path))
+        return cls(model, *parts, **options)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        backbone: bool = True,
+        private: bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "A Confident Adaptive Transformer",
+        token: str | bool | None = None,
+        endpoint: str | None = None,
+    ) -> str:
+        """Put the CAT, with its card, in a repository of the Hub, which is made if need be. Returns
+        the commit's address.
+
+        backbone  False where F is on the Hub itself: only its id and revision are kept
+        """
+        if not backbone and Path(kept.origin(self.backbone)[0]).is_absolute():
+            raise ValueError("F lies in a folder here, where nobody else finds it: backbone=True")
+        api = HfApi(endpoint=endpoint, token=token)
+        repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        with tempfile.TemporaryDirectory() as temporary:
+            done = api.upload_folder(
+                repo_id=repo,
+                folder_path=self.save_pretrained(Path(temporary) / "cat", backbone),
+                commit_message=commit_message,
+                revision=revision,
             )
-        )
-        if model.fingerprint != saved["backbone"]["fingerprint"]:
-            raise ValueError(
-                f"the model at {where} is not the one this CAT was made for: heads and calibration"
-                " belong to other weights"
-            )
-        heads, meta = (
-            load_module(Heads, folder / "heads.safetensors")[0],
-            load_module(Meta, folder / "meta.safetensors")[0],
-        )
-        table, tokenizer = (
-            ScoreTable.load(folder / "calibration.safetensors"),
-            AutoTokenizer.from_pretrained(folder / saved["tokenizer"]),
-        )
-        options = {
-            name: saved[name] for name in ("max_length", "measure", "autocast", "texts", "about")
-        }
-        return cls(model, tokenizer, heads, meta, table, **options)
+        return done.commit_url
 
     def savings(
-        self, epsilons=(0.2, 0.1, 0.05, 0.02, 0.01), method="first_exit", trials=25, seed=0
-    ):
+        self,
+        epsilons: Sequence[float] = (0.2, 0.1, 0.05, 0.02, 0.01),
+        method: str = "first_exit",
+        trials: int = 25,
+        seed: int = 0,
+    ) -> pd.DataFrame:
         """Expected consistency and layers at each ε, over splits of the calibration inputs."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", calibrators.CalibrationWarning)
@@ -510,20 +598,90 @@ def check_measure(measure: str) -> str:
     return measure
 
 
-def rows_of(texts):
-    """A list of tuples, one or two texts each."""
-    if isinstance(texts, str):
-        raise TypeError(
-            "texts must be a list of strings (or of pairs), not one string: put it in a list"
+def check_texts(tuning: list[Row], calibration: list[Row]) -> None:
+    """Refuse texts that cannot tune and calibrate, and say what weakens the promise."""
+    if len(tuning) < 10 or len(calibration) < 2:
+        raise ValueError(
+            f"needs at least 10 tuning texts and 2 calibration texts, got {len(tuning)} and"
+            f" {len(calibration)}"
         )
-    rows = [tuple(text) if isinstance(text, (tuple, list)) else (text,) for text in texts]
-    for i, row in enumerate(rows):
-        if (
-            len(row) != len(rows[0])
-            or not 1 <= len(row) <= 2
-            or not all(isinstance(text, str) for text in row)
-        ):
-            raise TypeError(
-                f"texts must all be strings, or all be pairs of strings; number {i} is {texts[i]!r}"
+    if len(tuning[0]) != len(calibration[0]):
+        raise TypeError(
+            f"tuning inputs have {len(tuning[0])} and calibration inputs {len(calibration[0])}"
+            " texts: they must be of one kind"
+        )
+    distinct = set(calibration)
+    both = len(set(tuning) & distinct)
+    if both:
+        raise ValueError(
+            f"{both} calibration texts are also tuning texts: what was trained on cannot calibrate,"
+            " take them out of one of the lists"
+        )
+    repeats = len(calibration) - len(distinct)
+    if len(distinct) == 1:
+        raise ValueError(f"all {len(calibration)} calibration texts are the same text")
+    if repeats:
+        # inputs that do repeat are exchangeable as they come, and their ties only raise τ; a file
+        # read twice is not a larger sample. From here the two look the same, so it is no error
+        warn(
+            f"{repeats} of {len(calibration)} calibration texts are repeats: leave them in only if"
+            " inputs repeat as often in use. If a file was read twice the promise is not kept; the"
+            f" {len(distinct)} distinct ones calibrate down to ε ="
+            f" {calibrators.smallest_epsilon(len(distinct)):.2g}"
+        )
+
+
+def class_numbers(labels: Any, n: int, backbone: Backbone) -> list[Any]:
+    """Labels as class numbers (or numbers, for regression), one an input; names are looked up."""
+    found = list(labels)
+    if len(found) != n:
+        raise ValueError(f"there are {n} tuning texts and {len(found)} labels: one each")
+    config, regression = backbone.model.config, backbone.num_labels == 1
+    known = {name: int(i) for i, name in config.id2label.items()}
+    for i, label in enumerate(found):
+        if isinstance(label, str) and not regression:
+            if label not in known:
+                raise ValueError(f"label {i} is {label!r}; F knows {', '.join(known)}")
+            found[i] = known[label]
+        elif label is None or isinstance(label, str) or not np.isfinite(label):
+            raise ValueError(
+                f"label {i} is {label!r}: give a number for every tuning text, or leave out labels"
             )
-    return rows
+        elif not regression and (label != int(label) or not 0 <= label < backbone.num_labels):
+            raise ValueError(
+                f"label {i} is {label!r}: labels must be class numbers from 0 to"
+                f" {backbone.num_labels - 1}, or their names"
+            )
+    return [one.item() if isinstance(one, np.generic | torch.Tensor) else one for one in found]
+
+
+def backbone_of(model: str | Path | PreTrainedModel | Backbone) -> Backbone:
+    """F from a place, from memory, or as it is."""
+    if isinstance(model, Backbone):
+        return model
+    if isinstance(model, torch.nn.Module):
+        return Backbone(model)
+    return Backbone.from_pretrained(model)
+
+
+def tokenizer_of(tokenizer: Any, model: Any, backbone: Backbone) -> PreTrainedTokenizerBase:
+    """The tokenizer that was given, itself or its place, or the model's."""
+    if tokenizer is None:
+        tokenizer = model if isinstance(model, str | Path) else backbone.model.name_or_path
+        if not str(tokenizer):
+            raise ValueError("this model was not loaded from anywhere: give its tokenizer=")
+    return load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+
+
+def place(backbone: Backbone, device: Any, loaded: bool = False) -> None:
+    """Put F on a device. Where none is given, one that was just loaded goes to an accelerator, as
+    transformers' pipelines do it; a number is that accelerator's, -1 the CPU.
+    """
+    if device is None:
+        if not loaded or not torch.accelerator.is_available():
+            return
+        device = 0
+    if isinstance(device, int):
+        accelerator = torch.accelerator.current_accelerator()
+        device = "cpu" if device < 0 or accelerator is None else f"{accelerator.type}:{device}"
+    backbone.model.to(device)

@@ -16,6 +16,7 @@ machines the same, settings as JSON:
 
 import argparse
 import json
+import logging
 import re
 import shutil
 from dataclasses import asdict, dataclass, field, fields
@@ -26,13 +27,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from cats._io import load_module, module_digest, read_json, save_module, versions, write_json
+from cats._io import (
+    load_module,
+    module_digest,
+    read_json,
+    save_module,
+    sha256,
+    versions,
+    write_json,
+)
 from cats.model.exits import Heads, Meta, check_pair, score
 from cats.stats.table import TAU, ScoreTable
 from cats.train import demo, tasks
-from cats.train.finetune import fine_tune, load_fine_tuned
+from cats.train.finetune import fine_tune, load_fine_tuned, readable
 from cats.train.fit import Recipe, find_recipe, fit_heads, fit_meta, read_chunk
-from cats.train.states import States, extract, processes
+from cats.train.states import States, extract, processes, tokenizer_hash
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -88,21 +99,29 @@ class Run:
         data = tasks.load(self.task, self.source, self.seed, self.limit)
         return {**data, **tasks.cut(data["train"], self.seed)}
 
-    def _keep(self, path, settings, prepare, make):
-        """Make what belongs at `path`, unless it is there and was made with these settings.
+    def _keep(self, path, settings, prepare, make, load):
+        """What `load` reads at `path`; made first, unless it is there, whole, and was made with
+        these settings.
 
         `prepare` runs F, which all processes share; `make` is small, gets what that returned, and
         runs in the first one alone.
         """
         record, group = path.with_name(f"{path.stem}.settings.json"), processes()
-        if not (path.exists() and _says(record, settings)):
-            prepared = prepare()
-            if group.is_main_process:
-                # until the new file is whole, no old record may vouch for it
-                record.unlink(missing_ok=True)
-                make(prepared)
-                write_json(record, settings)
-            group.wait_for_everyone()
+        if _says(record, settings):
+            try:
+                return load(path)
+            except FileNotFoundError:
+                pass
+            except ValueError as error:
+                log.warning("%s; it is made again", error)
+        prepared = prepare()
+        if group.is_main_process:
+            # until the new file is whole, no old record may vouch for it
+            record.unlink(missing_ok=True)
+            make(prepared)
+            write_json(record, settings)
+        group.wait_for_everyone()
+        return load(path)
 
     @cached_property
     def _model(self):
@@ -111,17 +130,30 @@ class Run:
         settings = {"model": str(self.model), "training": self.training, "seed": self.seed}
         settings["data"] = tasks.fingerprint(self.data["train"])
         folder, record = self.folder / "model", self.folder / "model.settings.json"
-        # neither a model nor checkpoints of other settings may be taken up
-        if processes().is_main_process and not _says(record, settings):
+        hashes = self.folder / "model.files.json"
+        if Path(str(self.model)).resolve().is_relative_to(folder.resolve()):
+            raise FileExistsError(
+                f"{self.model} lies where this run would put its own model: give the run another"
+                " folder, or say fine_tuned=True to take it as it is"
+            )
+        if processes().is_main_process:
+            same = _says(record, settings)
             if folder.exists() and not record.exists():
                 raise FileExistsError(
                     f"{folder} is there and was not made by a run: give this run another folder"
                 )
-            shutil.rmtree(folder, ignore_errors=True)
-            write_json(record, settings)
+            # neither a model nor checkpoints of other settings may be taken up, nor a damaged one
+            if not same or not _whole(folder, hashes):
+                if same:
+                    log.warning("the model in %s is damaged: it is made again", folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                hashes.unlink(missing_ok=True)
+                write_json(record, settings)
         processes().wait_for_everyone()
         if not (folder / "config.json").exists():
             fine_tune(self.task, self.data, self.model, folder, seed=self.seed, **self.training)
+        if processes().is_main_process and not hashes.exists():
+            write_json(hashes, {path.name: sha256(path) for path in sorted(folder.glob("*.*"))})
         return load_fine_tuned(folder, self.task)
 
     @property
@@ -159,6 +191,15 @@ class Run:
         """Where this recipe's heads, meta classifiers and tables are kept."""
         return self.folder / re.sub(r"[^\w.=+-]+", "-", self.recipe.name)
 
+    def _origin(self, split: str) -> dict:
+        """What everything made from a split depends on: F, its tokens and the data."""
+        return {
+            "model": self.backbone.fingerprint,
+            "tokenizer": tokenizer_hash(self.tokenizer),
+            "max_length": self.max_length,
+            "data": tasks.fingerprint(self.data[split]),
+        }
+
     @cached_property
     def _heads(self):
         path = self.home / "heads.safetensors"
@@ -177,16 +218,18 @@ class Run:
             about = {"losses": losses.tolist(), "model": self.backbone.fingerprint}
             save_module(heads, path, about | {"recipe": asdict(self.recipe)})
 
-        settings = {
-            "model": self.backbone.fingerprint,
+        settings = self._origin("train") | {
             "recipe": asdict(self.recipe),
             "early": self.early,
             "seed": self.seed,
-            "max_length": self.max_length,
-            "data": tasks.fingerprint(self.data["train"]),
         }
-        self._keep(path, settings, lambda: {part: self.states(part) for part in parts}, make)
-        return load_module(Heads, path)
+        return self._keep(
+            path,
+            settings,
+            lambda: {part: self.states(part) for part in parts},
+            make,
+            lambda path: load_module(Heads, path),
+        )
 
     @property
     def heads(self) -> Heads:
@@ -203,16 +246,20 @@ class Run:
             about = {"losses": losses.tolist(), "model": self.backbone.fingerprint}
             save_module(meta, path, about | {"recipe": asdict(self.recipe)})
 
-        settings = {
+        settings = self._origin("train") | {
             "heads": module_digest(heads),
             "units": self.recipe.units,
             "odds": self.recipe.odds,
             "meta": self.meta,
             "seed": self.seed,
-            "data": tasks.fingerprint(self.data["train"]),
         }
-        self._keep(path, settings, lambda: self.states("meta"), make)
-        return load_module(Meta, path)
+        return self._keep(
+            path,
+            settings,
+            lambda: self.states("meta"),
+            make,
+            lambda path: load_module(Meta, path),
+        )
 
     @property
     def metas(self) -> Meta:
@@ -238,21 +285,19 @@ class Run:
                 f" {split!r}; see `scored`"
             )
         path, heads, metas = self.home / f"{split}.safetensors", self.heads, self.metas
-        settings = {
+        settings = self._origin(split) | {
             "heads": module_digest(heads),
             "meta": module_digest(metas),
-            "data": tasks.fingerprint(self.data[split]),
-            "max_length": self.max_length,
         }
-        self._keep(
+        return self._keep(
             path,
             settings,
             lambda: self.states(split),
             lambda states: table_of(
                 states, heads, metas, self.labels(split), self.about(split)
             ).save(path),
+            ScoreTable.load,
         )
-        return ScoreTable.load(path)
 
     def about(self, split: str) -> dict:
         """How a table of this run was made."""
@@ -292,6 +337,20 @@ def table_of(
 def _says(record: Path, settings: dict) -> bool:
     """Whether a settings file holds these settings."""
     return read_json(record) == json.loads(json.dumps(settings))
+
+
+def _whole(folder: Path, hashes: Path) -> bool:
+    """Whether a model is not there yet, or is as it was when it was made. One of a run that kept
+    no hashes is taken as it is, if its files can be read.
+    """
+    if not (folder / "config.json").exists():
+        return not hashes.exists()
+    kept = read_json(hashes)
+    if not isinstance(kept, dict) or not kept:
+        weights = sorted(folder.glob("*.safetensors"))
+        return bool(weights) and all(map(readable, [folder / "config.json", *weights]))
+    found = {name: sha256(folder / name) for name in kept if (folder / name).is_file()}
+    return found == kept
 
 
 STEPS = {

@@ -12,12 +12,14 @@ import json
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import PartialState
 from safetensors import safe_open
 from tqdm.auto import tqdm
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cats._io import load_arrays, read_json, save_arrays, write_json
 from cats.train import tasks
@@ -33,6 +35,23 @@ def processes():
     # without cpu=True every CPU process would think it is alone; the others wait while the first
     # one trains heads
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=1))
+
+
+def load_tokenizer(where: str | Path, **options: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model id or folder. Refuses a folder without one: transformers would make
+    up an empty one, to which every word is unknown.
+    """
+    lost = f"no tokenizer at {str(where)!r}: give a folder with a model and its tokenizer, or a Hub"
+    lost += " id when online; tokenizer.save_pretrained(folder) puts it beside a model"
+    try:
+        found = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
+    except OSError as error:
+        raise FileNotFoundError(f"{lost}. Their message: {error}") from error
+    except Exception as error:  # a damaged file comes as whatever its parser raises
+        raise ValueError(f"{lost}. Their message: {error}") from error
+    if set(found.get_vocab()) <= set(found.all_special_tokens):
+        raise FileNotFoundError(lost)
+    return found
 
 
 def tokenise(tokenizer, data, columns, max_length):
@@ -65,7 +84,7 @@ def second_text(sequence_ids):
 
 def tokenizer_hash(tokenizer):
     """A hash of how text becomes tokens, whatever length the tokenizer was last told to cut or pad
-    at.
+    at, and of which inputs F gets.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     rules = (
@@ -73,7 +92,8 @@ def tokenizer_hash(tokenizer):
         if fast
         else tokenizer.get_vocab()
     )
-    return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
+    sides = (tokenizer.model_input_names, tokenizer.truncation_side, tokenizer.pad_token_id)
+    return hashlib.sha256(json.dumps([rules, *sides], sort_keys=True).encode()).hexdigest()
 
 
 def collate(tokenizer, rows, extra_padding=0, pairs=False):
@@ -107,11 +127,30 @@ def mixed(autocast, backbone):
     """F in lower precision where asked for ("bfloat16", "float16"); heads and scores always stay in
     float32.
     """
+    check_autocast(autocast)
     return (
         torch.autocast(backbone.device.type, getattr(torch, autocast))
         if autocast
         else nullcontext()
     )
+
+
+def check_autocast(autocast: str | None) -> str | None:
+    """Refuse the name of a precision that is none."""
+    if autocast not in (None, "bfloat16", "float16"):
+        raise ValueError(f"autocast is 'bfloat16', 'float16' or None, not {autocast!r}")
+    return autocast
+
+
+def check_max_length(max_length: int) -> int:
+    """Refuse a length that leaves no text: the special tokens of a pair take three or four."""
+    whole = isinstance(max_length, int | np.integer) and not isinstance(max_length, bool)
+    if not whole or max_length < 5:
+        raise ValueError(
+            f"max_length is the most tokens of an input, a whole number of at least 5, not"
+            f" {max_length!r}"
+        )
+    return int(max_length)
 
 
 def extract(
@@ -137,7 +176,8 @@ def extract(
     layers of a BERT have coordinates that hardly differ from input to input, so what is left of
     them after rounding is not what a head meets later.
     """
-    folder, max_length = Path(folder), min(max_length, backbone.max_tokens)
+    backbone.ready()
+    folder, max_length = Path(folder), min(check_max_length(max_length), backbone.max_tokens)
     plan = {
         "model": backbone.fingerprint,
         "tokenizer": tokenizer_hash(tokenizer),
@@ -164,8 +204,8 @@ def extract(
         total=sum(len(states.rows(i)) for i in mine),
         initial=done,
         unit="inputs",
-        desc="layers of F",
-        disable=not todo,
+        desc=f"layers of F, {folder.name}",
+        **{} if todo else {"disable": True},  # said only if so: it would outrank TQDM_DISABLE
     )
     for i in todo:
         rows = tokenise(tokenizer, data.select(states.rows(i)), columns, max_length)
@@ -180,11 +220,24 @@ def extract(
                 if name not in parts:
                     parts[name] = np.empty((len(rows), *value.shape[1:]), np.float32)
                 parts[name][batch] = value.float().cpu().numpy()
+            check_finite(parts, batch, states.rows(i), data, columns)
             bar.update(len(batch))
         save_arrays(states.path(i), parts, {})
     bar.close()
     group.wait_for_everyone()
     return states
+
+
+def check_finite(parts, batch, numbers, data, columns):
+    """Refuse inputs of which F makes no numbers: they would spoil everything fitted on them."""
+    bad = [j for j in batch if not all(np.isfinite(part[j]).all() for part in parts.values())]
+    if bad:
+        row = int(numbers[bad[0]])
+        text = " | ".join(data[row][column] for column in columns)
+        raise ValueError(
+            f"F gives NaN or infinite numbers for {len(bad)} inputs, the first is number {row},"
+            f" {text[:60]!r}: check F's weights and precision, or leave such inputs out"
+        )
 
 
 def remove_states(folder):
@@ -201,7 +254,7 @@ class States:
         if not (self.folder / "plan.json").exists():
             raise FileNotFoundError(f"no extracted states in {folder}: run extract first")
         self.plan = read_json(self.folder / "plan.json")
-        if self.plan is None:
+        if not isinstance(self.plan, dict) or not {"model", "n", "chunk", "seed"} <= {*self.plan}:
             raise ValueError(f"{self.folder / 'plan.json'} is damaged: run extract again")
         if backbone is not None and self.plan["model"] != backbone.fingerprint:
             raise ValueError(
@@ -240,8 +293,8 @@ class States:
     def whole(self, i):
         """Whether chunk i is there, whole and unchanged."""
         try:
-            self.read(i)
-        except ValueError:
+            self.read(i, "cls", "mean", "logits")
+        except (ValueError, KeyError):
             return False
         return True
 
