@@ -352,7 +352,7 @@ def test_meta_classifiers_begin_as_the_equal_of_p_max(tmp_path):
     """Before the first update their order is that of p max; folding keeps it."""
     states, cls, _ = write_states(tmp_path / "s", n=200)
     heads, _ = train_heads(states, 3, recipe="paper", epochs=2)
-    meta, _ = fit_meta(heads, states, odds=True, epochs=1, learning_rate=0.0)
+    meta, _ = fit_meta(heads, states, recipe="distilled", epochs=1, learning_rate=0.0)
     logits, m = score(heads, meta, cls)
     torch.testing.assert_close(torch.logit(m), log_odds(logits)[..., 0], atol=1e-4, rtol=1e-4)
 

@@ -197,8 +197,9 @@ class CAT:
                 seed=seed,
                 **(early or {}),
             )
-            options_of_meta = {"units": recipe.units, "odds": recipe.odds} | (meta or {})
-            metas, _ = fit_meta(heads, states["meta"], tau=tau, seed=seed, **options_of_meta)
+            metas, _ = fit_meta(
+                heads, states["meta"], recipe=recipe, tau=tau, seed=seed, **(meta or {})
+            )
             given = extract(
                 backbone, tokenizer, calibration, columns, work / "calibration", **options
             )

@@ -1,7 +1,7 @@
 """Fitting what sits on F's layers, from extracted states: heads, temperatures, meta classifiers.
 
     heads, _ = fit_heads(tune, scale, n_outputs, recipe="distilled")    # no labels needed
-    meta, _ = fit_meta(heads, states)                                   # nor here
+    meta, _ = fit_meta(heads, states, recipe="distilled")               # nor here
 
 A recipe says what heads learn and what they read. `paper` is the paper's (Sections 3.1 and 3.2,
 Appendix B): labels, from [CLS]. `distilled` is ours: the promise is agreement with F, so heads
@@ -307,9 +307,8 @@ def fit_meta(
     heads: Heads,
     states: States,
     *,
+    recipe: str | Recipe = "paper",
     tau: float = TAU,
-    units: int = UNITS,
-    odds: bool = False,
     drop: Sequence[str] = (),
     epochs: int | None = None,
     batch_size: int = 128,
@@ -321,11 +320,12 @@ def fit_meta(
     Returns them and the losses; features in `drop` are left out.
     """
     torch.manual_seed(seed)
+    recipe = find_recipe(recipe)
 
     def prepare(i):
         x, full = read_chunk(states, i, heads.reads), states.read(i, "logits")[0]
         logits, hidden = early_outputs(heads, x)
-        inputs = features(logits, hidden, odds).transpose(0, 1)  # (l-1, rows, D)
+        inputs = features(logits, hidden, recipe.odds).transpose(0, 1)  # (l-1, rows, D)
         return inputs, consistent(logits, full, tau).T.float()
 
     chunks = [prepare(i)[0] for i in range(min(states.n_chunks, 20))]  # enough to standardise by
@@ -337,10 +337,10 @@ def fit_meta(
         heads.d_e,
         heads.n_outputs,
         tuple(drop),
-        units,
+        recipe.units,
         heads.recipe,
         module_digest(heads),
-        odds,
+        recipe.odds,
     )
     if meta.odds:
         with torch.no_grad():

@@ -241,15 +241,15 @@ class Run:
         path, heads = self.home / "meta.safetensors", self.heads
 
         def make(states):
-            options = {"units": self.recipe.units, "odds": self.recipe.odds} | self.meta
-            meta, losses = fit_meta(heads, states, tau=TAU, seed=self.seed, **options)
+            meta, losses = fit_meta(
+                heads, states, recipe=self.recipe, tau=TAU, seed=self.seed, **self.meta
+            )
             about = {"losses": losses.tolist(), "model": self.backbone.fingerprint}
             save_module(meta, path, about | {"recipe": asdict(self.recipe)})
 
         settings = self._origin("train") | {
             "heads": module_digest(heads),
-            "units": self.recipe.units,
-            "odds": self.recipe.odds,
+            "recipe": asdict(self.recipe),
             "meta": self.meta,
             "seed": self.seed,
         }
