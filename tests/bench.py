@@ -28,6 +28,9 @@ from cats.train.states import States, collate, extract, tokenise
 EPSILONS = [round(0.05 * i, 2) for i in range(1, 20)]
 
 
+RECIPE = "distilled"  # what CAT.fit makes, and the dearer one
+
+
 def evaluation(n=25_000, layers=24, trials=25, sample=1_000):
     """`evaluate` against the paper's algorithm run input by input: that is timed on `sample` inputs
     and three epsilons, and scaled. Two sets of six methods: without search, and with `naive`, whose
@@ -191,7 +194,7 @@ def _replayed(name, n, *how):
     by a tenth at batch size 32.
     """
     torch.manual_seed(0)
-    cat = timing.untrained(name)
+    cat = timing.untrained(name, recipe=RECIPE)
     table = Synthetic(layers=cat.backbone.n_layers).table(2000)
     thresholds = calibrate(table.scores("meta"), table.consistent, 0.05, method="first_exit")
     return timing.replay(cat, exit_layers(table.scores("meta"), thresholds)[:n], *how)
@@ -224,12 +227,12 @@ def _held(name, which):
     """Tensors held at batch size 32, beyond the model itself, in MiB; in a process of its own, as a
     profiler may leave something behind.
     """
-    return timing.live(even(timing.untrained(name), which, 32)) / 2**20
+    return timing.live(even(timing.untrained(name, recipe=RECIPE), which, 32)) / 2**20
 
 
 def _peak(name, which):
     """Peak memory at batch size 32, beyond the model itself, in MiB."""
-    run = even(timing.untrained(name), which, 32)
+    run = even(timing.untrained(name, recipe=RECIPE), which, 32)
     before = _peak_memory(reset=True)
     for _ in range(5):
         run()

@@ -23,6 +23,7 @@ from cats.model.exits import Heads, Meta
 from cats.runtime.cat import CAT
 from cats.runtime.loop import starting
 from cats.stats.table import ScoreTable
+from cats.train.fit import find_recipe
 
 LARGE = {
     "hidden_size": 1024,
@@ -66,17 +67,18 @@ def random_backbone(architecture, n_outputs=2, **options):
     return Backbone(AutoModelForSequenceClassification.from_config(config, **options))
 
 
-def untrained(architecture, n_outputs=2, reads="cls"):
+def untrained(architecture, n_outputs=2, recipe="paper"):
     """A CAT of random weights, for timing and counting alone."""
+    recipe = find_recipe(recipe)
     backbone = random_backbone(architecture, n_outputs)
     early = backbone.n_layers - 1
-    heads = Heads(early, backbone.hidden_size, n_outputs, reads=reads).requires_grad_(False)
-    meta = Meta(early, heads.d_e, n_outputs).requires_grad_(False)
+    heads = Heads(early, backbone.hidden_size, n_outputs, reads=recipe.reads)
+    meta = Meta(early, heads.d_e, n_outputs, odds=recipe.odds)
     return CAT(
         backbone,
         None,
-        heads,
-        meta,
+        heads.requires_grad_(False),
+        meta.requires_grad_(False),
         ScoreTable(np.zeros((1, early + 1, n_outputs)), np.zeros((1, early))),
     )
 
