@@ -3,6 +3,8 @@
 # make lab       the notebooks in JupyterLab
 # make bench     speed, as ratios in one run
 # make record    make the seconds this machine measured (figures/here/) the record in figures/
+# make mutants   bugs planted in the statistics, each of which a named test must catch
+# make soak      damage, kills, threads and long use, for an hour
 # make slurm     the batch on a Slurm of one node, started for it (Debian, as root)
 # make clean     throw away build/ and other leftovers; figures/ and .venv stay
 #
@@ -20,7 +22,7 @@ SLURM   := .venv/.slurm
 HALF    := .venv/.installing
 PIP      = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help install figures record test slurm bench lab clean
+.PHONY: help install figures record test mutants soak slurm bench lab clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -57,6 +59,14 @@ record: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(FLAGS)
+
+# bugs planted in the statistics, each of which a named test has to catch; a few are part of `make test`
+mutants: $(STAMP)
+	$(BIN)/python tests/mutations.py
+
+# files damaged, processes killed, threads and long use: the long form of tests that are quick elsewhere
+soak: $(STAMP)
+	$(BIN)/python tests/soak.py
 
 # the batch as jobs of a Slurm that is started for it, as root on Debian: one is killed, the figures must be those of a local run
 slurm: $(SLURM)

@@ -500,11 +500,12 @@ def test_runtime_exits_lie_inside_the_controlled_event(case, t):
 
 
 def test_without_the_margin_an_exit_escapes():
-    scores, consistent = np.array([[0.5, 0.5]]), np.array([[True, False]])
-    seen, t = np.array([[0.4375, 0.5625]]), 0.4375  # off by 1/16
+    scores, consistent = np.array([[0.5, 0.40625]]), np.array([[True, False]])
+    seen, t = np.array([[0.4375, 0.46875]]), 0.375  # off by 1/16: it stays at 1, leaves at 2
     exits = cats.exit_layers(seen, [t + 0.0625, t + 0.0625])
     assert exits[0] == 2 and not cats.agreement(consistent, exits)[0]
     assert not worst_score(scores, consistent, True)[0] > t
+    assert not worst_score(scores, consistent, True, margin=0.03125)[0] > t  # half of it
     assert worst_score(scores, consistent, True, margin=0.0625)[0] > t
 
 

@@ -5,17 +5,21 @@ import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import softmax
 from scipy.stats import beta
 
 import cats
 from cats import METHODS
+from cats.stats import choosing
 from cats.stats.calibrators import CalibrationSet, exact, naive
 from cats.stats.trials import (
     auroc,
     by_layer,
     calibration_error,
     coverage_quantiles,
+    group_trials,
     recalibrate,
+    risk_trials,
     split,
 )
 
@@ -51,6 +55,9 @@ def regression_table(n=200):
     full = rng.normal(2.5, 1, n)
     outputs = full[:, None] + rng.normal(size=(n, 6)) * np.array([1.5, 1, 0.8, 0.5, 0.3, 0])
     return cats.ScoreTable(outputs[..., None], rng.random((n, 5)), full + rng.normal(0, 0.3, n))
+
+
+PLAIN = {"table": lambda: cats.Synthetic(layers=6).table(200)}  # for tests/mutations.py
 
 
 @pytest.mark.parametrize(
@@ -264,3 +271,74 @@ def test_coverage_quantiles_are_those_of_an_order_statistic(method):
     np.testing.assert_allclose(found, beta.ppf([0.05, 0.5, 0.95], tau + 1, 200 - tau))
     assert (coverage_quantiles(cal, 0.001, method) == 1).all()  # infinite: always covered
     assert np.isnan(coverage_quantiles(cal, 0.1, "ltt")).all()
+
+
+# --- choosing, losses and groups over trials
+
+
+def test_sets_of_layers_are_calibrated_as_their_columns():
+    table = cats.Synthetic(layers=6).table(60)
+    scores, consistent = np.round(table.scores(), 1), table.consistent  # with ties
+    subsets = np.array([[0, 2, 4], [1, 2, 3], [0, 1, 4]])
+    values = choosing.subset_values(scores, consistent, subsets)
+    for j, columns in enumerate(subsets):
+        slow = oracles.first_exit_values(scores[:, columns], consistent[:, columns])
+        assert values[:, j].tolist() == slow
+        taus = np.array([0.5, 0.7, 0.9])
+        exits = choosing.subset_exits(scores, subsets, taus)[:, j]
+        few = cats.exit_layers(scores[:, columns], np.full(3, taus[j]))
+        assert exits.tolist() == [[*(columns + 1), 6][k - 1] for k in few]
+
+
+def test_choosing_after_looking_breaks_the_promise_and_choosing_apart_does_not():
+    """On layers that are all alike, whatever looks best was luck (false alarm below 1e-6 by normal
+    bounds on 60 trials; seeded).
+    """
+    rng = np.random.default_rng(0)
+    consistent = rng.random((4000, 12)) < 0.8
+    logits = np.zeros((4000, 13, 2))
+    logits[..., 0] = 1
+    logits[:, :-1][~consistent] = [0, 1]
+    table = cats.ScoreTable(logits, rng.random((4000, 12)))
+    frame = choosing.choosing_layers(table, 60, 0.1, trials=60)
+    risk = frame.groupby("way")["risk"].agg(["mean", "sem"])
+    low, high = risk["mean"] - 5 * risk["sem"], risk["mean"] + 5 * risk["sem"]
+    assert low[choosing.LOOKED] > 0.1 > low[choosing.APART]
+    assert high[choosing.BAND] < 0.1 < high[choosing.FIXED] + 0.05
+
+
+def test_choosing_epsilon_reads_the_same_rows_as_recalibrate():
+    table, epsilons = cats.Synthetic(layers=5).table(400), [0.05, 0.1, 0.2, 0.3]
+    frame = choosing.choosing_epsilon(table, 200, ["first_exit", "band"], epsilons, 0.1, trials=3)
+    settings = [("first_exit", None), ("band", 0.1)]
+    every = recalibrate(table, 200, settings, epsilons, trials=3)
+    for row in frame.itertuples():
+        mine = every[(every["method"] == row.method) & (every["trial"] == row.trial)]
+        at = mine[mine["epsilon"] == row.epsilon].iloc[0]
+        assert row.risk == pytest.approx(at["risk"]) and row.layers == pytest.approx(at["layers"])
+        assert row.excess == pytest.approx((mine["risk"] - mine["epsilon"]).max())
+
+
+def test_losses_and_groups_over_trials():
+    table = regression_table()
+    frame = risk_trials(table, [0.1, 0.5], bound=8, trials=2)
+    for row in frame.itertuples():
+        keep = split(len(table), row.trial)
+        losses = np.abs(table.predictions[:, :-1] - table.predictions[:, -1:])
+        taus = cats.calibrate_risk(table.scores()[keep], losses[keep], row.alpha, 8)
+        exits = cats.exit_layers(table.scores()[~keep], taus)
+        said = table.predictions[~keep, exits - 1]
+        assert row.loss == pytest.approx(np.abs(said - table.predictions[~keep, -1]).mean())
+        assert row.error == pytest.approx(np.abs(said - table.labels[~keep]).mean())
+        assert row.layers == exits.mean()
+    table = cats.Synthetic(layers=5).table(300)
+    said = table.predictions[:, -1]
+    frame = group_trials(table, said, 0.2, trials=2)
+    layers = frame.groupby("way")["layers"].mean()
+    assert layers["the largest for all"] >= layers["a threshold a group"]
+    assert set(frame["group"]) == set(said) and len(frame) == 2 * 3 * len(set(said))
+    with pytest.raises(ValueError, match="no loss 'difference' for classes"):
+        table.losses("difference")
+    p = softmax(table.logits.astype(float), axis=-1)
+    slow = [[sum(abs(p[i, k] - p[i, -1])) / 2 for k in range(4)] for i in range(300)]
+    np.testing.assert_allclose(table.losses(), slow)

@@ -13,15 +13,17 @@ from cats.stats.measures import NEEDS_CLASSES
 from cats.stats.trials import by_layer
 
 
-@pytest.fixture
-def table():
+def make_table():
     return cats.Synthetic(layers=5, classes=4).table(50)
 
 
-@pytest.fixture
-def regression():
+def make_regression():
     rng = np.random.default_rng(0)
     return ScoreTable(rng.normal(2, 1, (30, 4, 1)), rng.random((30, 3)), rng.normal(2, 1, 30))
+
+
+PLAIN = {"table": make_table, "regression": make_regression}  # for tests/mutations.py
+table, regression = (pytest.fixture(make, name=name) for name, make in PLAIN.items())
 
 
 def slow_scores(table, measure):
@@ -66,6 +68,12 @@ def test_consistent_and_correct(table, regression):
     assert (regression.consistent == (abs(output[:, :-1] - output[:, [-1]]) <= 0.5)).all()
     assert not regression.consistent.all() and regression.consistent.any()
     assert (ScoreTable(regression.logits, regression.meta, tau=9).consistent).all()
+
+
+def test_within_tau_means_up_to_it():
+    output = np.array([[[1.0], [1.25], [1.75], [1.5]]])
+    table = ScoreTable(output, tau=0.25)
+    assert table.consistent.tolist() == [[False, True, True]]
 
 
 @pytest.mark.parametrize("measure", NEEDS_CLASSES)

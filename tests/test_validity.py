@@ -4,6 +4,7 @@ Every check states its false-alarm probability (at most ALARM each, seeded) and 
 twin that has to fail.
 """
 
+import mutations
 import numpy as np
 import pytest
 from scipy import stats
@@ -135,6 +136,19 @@ def test_bug_calibrating_on_the_test_split_is_caught():
     right = validity.uniform_check("", "", "", uniforms(False), ALARM)
     wrong = validity.uniform_check("", "", "", uniforms(True), ALARM)
     assert right.ok and not wrong.ok
+
+
+@pytest.mark.parametrize("name", mutations.QUICK)
+def test_planted_bug_is_caught(name):
+    """A few of tests/mutations.py; `make mutants` runs all."""
+    assert mutations.caught_by(mutations.BUGS[name])
+
+
+def test_there_are_enough_planted_bugs():
+    assert len(mutations.BUGS) >= 20 and set(mutations.QUICK) <= set(mutations.BUGS)
+    for name, bug in mutations.BUGS.items():  # what is replaced is still there
+        source = (mutations.ROOT / "cats" / "stats" / f"{bug.module}.py").read_text()
+        assert bug.old in source, name
 
 
 # --- the laws and the generator themselves

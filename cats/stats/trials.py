@@ -14,8 +14,16 @@ from numpy.typing import ArrayLike
 from scipy.stats import beta, norm, rankdata
 from tqdm.auto import tqdm
 
-from cats.stats.calibrators import CalibrationSet, Method, find_method, naive, why_not
-from cats.stats.exits import check_scores
+from cats.stats.calibrators import (
+    CalibrationSet,
+    Method,
+    calibrate,
+    find_method,
+    naive,
+    why_not,
+)
+from cats.stats.exits import agreement, check_scores, exit_layers
+from cats.stats.groups import by_group, calibrate_groups, group_exits
 from cats.stats.quantiles import (
     Bools,
     CalibrationWarning,
@@ -28,6 +36,7 @@ from cats.stats.quantiles import (
     most_errors,
     probability,
 )
+from cats.stats.risk import calibrate_risk, loss_at
 from cats.stats.table import ScoreTable
 
 ORACLE = "oracle"  # not a calibrator: it sees the answers
@@ -340,6 +349,72 @@ def coverage_quantiles(
     if rank > n:
         return np.ones(len(quantiles))
     return beta.ppf(quantiles, rank, n + 1 - rank)
+
+
+def risk_trials(
+    table: ScoreTable,
+    alphas: Sequence[Number],
+    bound: Number = 1,
+    kind: str | None = None,
+    measure: str = "meta",
+    trials: int = 25,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """`crc` on random 80/20 splits: alpha, trial, and on the test part the mean loss of G against
+    F, consistency and layers. For labelled regression also the mean |G-Y| and |F-Y|.
+
+    kind, bound   as in `ScoreTable.losses` and `cats.calibrate_risk`
+    """
+    scores, losses, rows = table.scores(measure), table.losses(kind), []
+    for trial in range(trials):
+        keep = split(len(table), trial, seed)
+        test = np.flatnonzero(~keep)
+        for alpha in alphas:
+            taus = calibrate_risk(scores[keep], losses[keep], alpha, bound)
+            exits = exit_layers(scores[test], taus)
+            row = {
+                "alpha": float(alpha),
+                "trial": trial,
+                "loss": loss_at(losses[test], exits).mean(),
+                "consistency": agreement(table.consistent[test], exits).mean(),
+                "layers": exits.mean(),
+            }
+            if table.regression and table.labels is not None:
+                off = np.abs(table.predictions[test] - table.labels[test, None])
+                row |= {"error": off[np.arange(len(test)), exits - 1].mean()}
+                row |= {"error_of_F": off[:, -1].mean()}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def group_trials(
+    table: ScoreTable,
+    groups: ArrayLike,
+    epsilon: Number,
+    measure: str = "meta",
+    trials: int = 25,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """`first_exit` for all inputs together ("one threshold"), by group as if it were known ("a
+    threshold a group"), and with the largest threshold ("the largest for all"), on random 80/20
+    splits: way, trial, group, n, consistency, layers.
+    """
+    scores, names, parts = table.scores(measure), np.asarray(groups), []
+    for trial in range(trials):
+        keep = split(len(table), trial, seed)
+        cal = scores[keep], table.consistent[keep]
+        every = calibrate(*cal, epsilon, "first_exit")
+        each = calibrate_groups(*cal, names[keep], epsilon)
+        largest = calibrate_groups(*cal, names[keep], epsilon, by="prediction")
+        exits = {
+            "one threshold": exit_layers(scores[~keep], every),
+            "a threshold a group": group_exits(scores[~keep], names[~keep], each),
+            "the largest for all": group_exits(scores[~keep], names[~keep], largest),
+        }
+        for way, left_at in exits.items():
+            found = by_group(table.consistent[~keep], left_at, names[~keep])
+            parts.append(found.assign(way=way, trial=trial).drop(columns="bound"))
+    return pd.concat(parts, ignore_index=True)
 
 
 def _exits(scores: Floats, thresholds: Floats) -> Ints:
