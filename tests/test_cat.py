@@ -21,6 +21,7 @@ from cats.model.exits import Heads, Meta, log_odds, predicted, score, vectors
 from cats.paper import timing
 from cats.runtime.cat import runtime_measures
 from cats.runtime.scorer import Scorer, top_two
+from cats.stats.exits import worst_score
 from cats.stats.table import ScoreTable
 from cats.train import tasks
 from cats.train.finetune import fresh_model, tokenizer_of
@@ -362,6 +363,34 @@ def test_fit_refuses(demo):
         CAT.fit(cat.backbone, texts["train"], texts["train"][:5], tokenizer=cat.tokenizer)
 
 
+@pytest.mark.parametrize("measure", runtime_measures())
+def test_a_tie_at_the_threshold_breaks_no_promise(demo, measure):
+    """Thresholds are calibration scores. Met again, alone or in any batch, an input that counted as
+    right at its threshold must not leave there wrong: {G ≠ F} lies in {V > threshold}.
+    """
+    cat, texts = demo
+    margin = cat.margin(measure, "first_exit")
+    assert (margin == 0) == (measure == "patience") and margin < 1e-3
+    table = cat.table
+    v = worst_score(table.scores(measure), table.consistent, only_records=True, margin=margin)
+    again = [*texts["validation"], *texts["validation"][:20] * 3]  # some texts come often
+    rows = [*range(100), *[*range(20)] * 3]
+    for epsilon in (0.05, 0.1, 0.3):
+        t = cat.thresholds(epsilon, measure=measure)[0]
+        assert t in v or t == np.inf
+        for batch_size in (1, 32):
+            out = cat.predict(again, epsilon, batch_size, measure=measure)
+            wrong = out.predictions != table.predictions[rows, -1]
+            assert not (wrong & ~(v[rows] > t)).any()
+
+
+def test_savings_are_read_from_inputs_that_do_not_calibrate(demo):
+    cat, _ = demo
+    assert len(cat.choosing) == 20 and len(cat.table) == 100
+    expected = cats.savings(cat.choosing, "meta", [0.1], "first_exit")
+    assert cat.savings([0.1]).equals(expected)
+
+
 def test_mixed_precision_is_part_of_the_promise(demo):
     cat, texts = demo
     low = CAT.fit(
@@ -436,6 +465,7 @@ def test_round_trip(demo, saved, tmp_path):
         "backbone",
         "calibration.safetensors",
         "cat.json",
+        "choosing.safetensors",
         "heads.safetensors",
         "meta.safetensors",
     ]

@@ -45,7 +45,7 @@ from cats.runtime.scorer import Exit, Scorer
 from cats.stats import calibrators
 from cats.stats.measures import MEASURES
 from cats.stats.table import TAU, ScoreTable
-from cats.stats.trials import evaluate, summary
+from cats.stats.trials import savings
 from cats.train import tasks
 from cats.train.fit import Recipe, find_recipe, fit_heads, fit_meta
 from cats.train.run import Run, table_of
@@ -75,6 +75,8 @@ class CAT:
         measure: str = "meta",
         autocast: str | None = None,
         texts: int | None = None,
+        margins: Mapping[str, float] | None = None,
+        choosing: ScoreTable | None = None,
         about: Mapping[str, Any] | None = None,
     ):
         if not backbone.n_layers == heads.early + 1 == meta.early + 1 == table.n_layers:
@@ -96,6 +98,8 @@ class CAT:
         self.max_length = min(check_max_length(max_length), backbone.max_tokens)
         self.measure, self.autocast = check_measure(measure), check_autocast(autocast)
         self.texts = texts  # of an input: 1 or 2, or None where that is not known
+        self.margins = dict(margins or {})  # by how much a measure's scores may be off: see `fit`
+        self.choosing = choosing  # inputs to choose by, which do not calibrate
         self.about, self._sets = dict(about or {}), {}
         self.exits = [Exit.of(self.heads, self.meta, k) for k in range(1, backbone.n_layers)]
 
@@ -132,7 +136,9 @@ class CAT:
         kind it will see.
 
         model        a folder, a Hub id, or a model in memory
-        tuning       trains heads, temperatures and meta classifiers; unlabelled
+        tuning       trains heads, temperatures and meta classifiers; unlabelled. A tenth of them is
+                     kept to choose by: `savings` and the card read those, never the calibration
+                     inputs, so choosing ε, measure or layers by them voids no promise
         calibration  never trained on, not even by F; unlabelled. Its size limits ε: see
                      cats.calibration_size
         recipe       "distilled": heads learn what F says; "paper": they learn `labels`, or where
@@ -146,6 +152,11 @@ class CAT:
                      pipelines, and for a model in memory where it is
         folder       where extracted states go (a temporary folder by default); give one to resume
                      an interrupted fit
+
+        A threshold is some calibration input's score, and predictions are computed in other
+        arithmetic than the table (other batches, other padding). How far scores are off is measured
+        here, on some calibration inputs alone and together; calibration counts layers that lie so
+        near to being the exit, and predictions leave that much above the threshold.
         """
         recipe = find_recipe(recipe)
         if labels is not None and recipe.targets != "labels":
@@ -169,7 +180,7 @@ class CAT:
         data = tasks.from_texts(columns, tuning)
         if labels is not None:
             data = data.add_column("label", labels)
-        parts, calibration = tasks.cut(data, seed), tasks.from_texts(columns, calibration)
+        parts, calibration = kept_apart(data, seed), tasks.from_texts(columns, calibration)
 
         with tempfile.TemporaryDirectory() as temporary:
             work = Path(folder or temporary)
@@ -200,10 +211,14 @@ class CAT:
             metas, _ = fit_meta(
                 heads, states["meta"], recipe=recipe, tau=tau, seed=seed, **(meta or {})
             )
-            given = extract(
+            states["calibration"] = extract(
                 backbone, tokenizer, calibration, columns, work / "calibration", **options
             )
-            table = table_of(given, heads, metas, None, {"split": "calibration"}, tau)
+            tables = {
+                name: table_of(states[name], heads, metas, None, {"split": name}, tau)
+                for name in ("calibration", "choosing")
+                if name in states
+            }
         sizes = {
             "tuning": len(tuning),
             "calibration": len(calibration),
@@ -216,18 +231,23 @@ class CAT:
             "versions": versions("torch", "transformers"),
             **(about or {}),
         }
-        return cls(
+        cat = cls(
             backbone,
             tokenizer,
             heads,
             metas,
-            table,
+            tables["calibration"],
             max_length=max_length,
             measure=measure,
             autocast=autocast,
             texts=len(columns),
+            choosing=tables.get("choosing"),
             about=made,
         )
+        some = np.random.default_rng(seed).permutation(len(calibration))[:MEASURED].tolist()
+        rows = list(zip(*(calibration.select(some)[column][:] for column in columns)))
+        cat.margins = cat.measured_margins(rows, cat.table.take(some))
+        return cat
 
     @classmethod
     def from_run(cls, run: Run, measure: str = "meta") -> "CAT":
@@ -265,8 +285,8 @@ class CAT:
         """Thresholds (l-1,) from the calibration inputs; `inf` at layers not in `exit_layers`
         (counted from 1).
 
-        The guarantee holds for whatever subset of layers is chosen: they are calibrated as if there
-        were no others.
+        The guarantee holds for any subset of layers that was chosen without looking at the
+        calibration inputs: they are calibrated as if there were no others.
         """
         early = self.backbone.n_layers - 1
         layers = list(range(1, early + 1))
@@ -282,19 +302,55 @@ class CAT:
         columns = np.array(layers) - 1
         thresholds = np.full(early, np.inf)
         thresholds[columns] = calibrators.thresholds_from(
-            self._sorted(measure or self.measure, tuple(columns)), epsilon, method, **options
+            self._sorted(measure or self.measure, tuple(columns), method),
+            epsilon,
+            method,
+            **options,
         )
         return thresholds
 
-    def _sorted(self, measure, columns):
+    def margin(self, measure: str, method: str) -> float:
+        """How far above its threshold a score must be for an input to leave: 0 for methods that
+        count the table's own exits, which cannot take it into account.
+        """
+        found = calibrators.METHODS.get(method)
+        return self.margins.get(measure, 0.0) if found is None or found.margins else 0.0
+
+    def _sorted(self, measure, columns, method):
         """The calibration statistics of these columns, sorted once."""
-        if (check_measure(measure), columns) not in self._sets:
-            scores, consistent = (
-                self.table.scores(measure)[:, columns],
-                self.table.consistent[:, columns],
-            )
-            self._sets[measure, columns] = calibrators.CalibrationSet(scores, consistent)
-        return self._sets[measure, columns]
+        key = check_measure(measure), columns, self.margin(measure, method)
+        if key not in self._sets:
+            scores = self.table.scores(measure)[:, columns]
+            consistent = self.table.consistent[:, columns]
+            self._sets[key] = calibrators.CalibrationSet(scores, consistent, key[2])
+        return self._sets[key]
+
+    def measured_margins(self, rows: list[Row], table: ScoreTable) -> dict[str, float]:
+        """By how much the scores of these inputs, alone and together, differ at most from those of
+        their table, measure by measure; with a factor to spare.
+        """
+        tokens = encode(self.tokenizer, [list(column) for column in zip(*rows)], self.max_length)
+        margins = {}
+        for measure in runtime_measures():
+            found = MEASURES[measure]
+            if measure == "patience" or (found.needs_classes and table.regression):
+                continue  # it counts layers, exactly; or there is no such score
+            expected = table.scores(measure)
+            largest = 0.0
+            for size in (1, len(tokens)):
+                seen = np.full(expected.shape, np.nan)
+
+                def look(k, scores, numbers, seen=seen):
+                    seen[numbers, k - 1] = scores
+                    return [False] * len(numbers)
+
+                parts = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+                extra = self.backbone.extra_padding
+                batches = (collate(self.tokenizer, part, extra, pairs=True) for part in parts)
+                self.run(batches, np.full(expected.shape[1], np.inf), measure, look)
+                largest = max(largest, float(np.abs(seen - expected).max()))
+            margins[measure] = SPARE * max(largest, float(np.finfo(np.float32).eps))
+        return margins
 
     @property
     def names(self) -> dict[int, str] | None:
@@ -435,7 +491,8 @@ class CAT:
         """The measure and the thresholds that a call asks for."""
         measure = check_measure(measure or self.measure)
         if thresholds is None:
-            return measure, self.thresholds(epsilon, method, measure, exit_layers, **options)
+            found = self.thresholds(epsilon, method, measure, exit_layers, **options)
+            return measure, found + self.margin(measure, method)
         if options or exit_layers is not None:
             raise TypeError(
                 "thresholds are given, so nothing is calibrated:"
@@ -573,18 +630,33 @@ class CAT:
         self,
         epsilons: Sequence[float] = (0.2, 0.1, 0.05, 0.02, 0.01),
         method: str = "first_exit",
-        trials: int = 25,
-        seed: int = 0,
+        measure: str | None = None,
+        **options: Any,
     ) -> pd.DataFrame:
-        """Expected consistency and layers at each ε, over splits of the calibration inputs."""
+        """Layers to expect at each ε, with intervals: see cats.savings. Read from the tuning inputs
+        that were kept to choose by; from the calibration inputs where there are none, and then only
+        `band` allows to choose by it.
+        """
+        table = self.table if self.choosing is None else self.choosing
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", calibrators.CalibrationWarning)
-            frame = evaluate(self.table, method, self.measure, epsilons, trials, seed)
-        return summary(frame)
+            return savings(table, measure or self.measure, epsilons, method, **options)
 
     def card(self) -> str:
         """The model card: what was fitted on what, and what it can promise."""
         return card(self)
+
+
+MEASURED = 32  # calibration inputs on which margins are measured
+SPARE = 4.0  # times the largest difference seen
+
+
+def kept_apart(data: Any, seed: int) -> dict[str, Any]:
+    """Tuning inputs cut into tune, scale and meta; from 100 on, a tenth of them is `choosing`."""
+    if len(data) < 100:
+        return tasks.cut(data, seed)
+    halves = data.train_test_split(len(data) // 10, seed=seed)
+    return {**tasks.cut(halves["train"], seed), "choosing": halves["test"]}
 
 
 def runtime_measures() -> list[str]:

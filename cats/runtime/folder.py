@@ -40,9 +40,10 @@ FORMAT = "cats.CAT/4"
 # files of the older kinds still load: 2 and 3 hash neither the configuration nor cat.json itself
 OLD_FORMATS = ("cats.CAT/2", "cats.CAT/3")
 PARTS = ("heads.safetensors", "meta.safetensors", "calibration.safetensors")
+CHOOSING = "choosing.safetensors"  # where there is one
 PLACES = ("backbone", "tokenizer")  # folders inside
-OURS = (*PARTS, *PLACES, "cat.json")
-OPTIONS = ("max_length", "measure", "autocast", "texts", "about")
+OURS = (*PARTS, CHOOSING, *PLACES, "cat.json")
+OPTIONS = ("max_length", "measure", "autocast", "texts", "margins", "about")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -77,6 +78,10 @@ def write(cat: "CAT", folder: str | Path, inside: bool) -> Path:
         save_module(cat.heads, new / PARTS[0], {})
         save_module(cat.meta, new / PARTS[1], {})
         cat.table.save(new / PARTS[2])
+        parts = [*PARTS]
+        if cat.choosing is not None:
+            cat.choosing.save(new / CHOOSING)
+            parts.append(CHOOSING)
         # the tokenizer is inside in any case: other tokens would meet the same thresholds. Beside F
         # it makes that folder an ordinary model
         place = PLACES[0 if inside else 1]
@@ -85,7 +90,7 @@ def write(cat: "CAT", folder: str | Path, inside: bool) -> Path:
         cat.tokenizer.save_pretrained(new / place)
         content = {
             "format": FORMAT,
-            "files": {name: sha256(new / name) for name in (*PARTS, *listed(new / place))},
+            "files": {name: sha256(new / name) for name in (*parts, *listed(new / place))},
             "backbone": {
                 "where": place if inside else where,
                 "revision": None if inside else revision,
@@ -149,7 +154,11 @@ def read(folder: Path, backbone: Any = None) -> tuple[Backbone, Any, Heads, Meta
         )
         table = ScoreTable.load(folder / PARTS[2])
         tokenizer = load_tokenizer(folder / saved["tokenizer"])
-        return model, tokenizer, heads, meta, table, {name: saved[name] for name in OPTIONS}
+        options = {"margins": {}} if saved["format"] in OLD_FORMATS else {}
+        options |= {name: saved[name] for name in OPTIONS if name not in options}
+        if CHOOSING in saved["files"]:
+            options["choosing"] = ScoreTable.load(folder / CHOOSING)
+        return model, tokenizer, heads, meta, table, options
     except (KeyError, TypeError, AttributeError) as error:
         raise broken(folder, f"{type(error).__name__}: {error}") from error
 
