@@ -217,13 +217,10 @@ def test_a_file_beside_the_tokenizer_is_refused(copy):
 
 def test_a_run_notices_another_tokenizer_and_another_configuration(tmp_path):
     folder = tmp_path / "tuned"
-    tiny.model(demo.LABELS["sentiment"]).save_pretrained(folder)
-    demo.tokenizer().save_pretrained(folder)
-    options = {"limit": {"train": 60, "validation": 20, "test": 20}, "fine_tuned": True}
+    tiny.save(folder)
 
     def made():
-        run = Run("sentiment", str(folder), folder=tmp_path / "run", **options, **tiny.QUICK)
-        return run.table("validation").sha256
+        return tiny.run(folder, tmp_path / "run", fine_tuned=True).table("validation").sha256
 
     first = made()
     assert made() == first
@@ -235,14 +232,12 @@ def test_a_run_notices_another_tokenizer_and_another_configuration(tmp_path):
 
 
 def test_emptied_and_cut_steps_are_made_again(tmp_path):
-    options = {"limit": {"train": 60, "validation": 20, "test": 20}, **tiny.QUICK}
-    tiny.model(demo.LABELS["sentiment"]).save_pretrained(tmp_path / "base")
-    demo.tokenizer().save_pretrained(tmp_path / "base")
+    tiny.save(tmp_path / "base")
 
     def made():
-        training = {"epochs": 1, "batch_size": 30}
-        run = Run("sentiment", str(tmp_path / "base"), folder=tmp_path / "run", **options)
-        run.training = training
+        run = tiny.run(
+            tmp_path / "base", tmp_path / "run", training={"epochs": 1, "batch_size": 21}
+        )
         return run.table("validation").sha256
 
     first, base = made(), tmp_path / "run"
