@@ -164,6 +164,12 @@ def test_a_run_never_removes_the_model_it_starts_from(tmp_path):
     assert tree(tmp_path / "model") == before
 
 
+def test_equal_cats_are_equal_files(cat, saved, tmp_path):
+    """Whatever the tokenizer was used for before."""
+    cat.tokenizer(TEXTS["test"], truncation=True, max_length=9, padding=True)
+    assert tree(cat.save_pretrained(tmp_path / "again")) == tree(saved)
+
+
 def test_files_are_as_readable_as_the_umask_says(saved):
     for path in saved.rglob("*"):
         wanted = (0o777 if path.is_dir() else 0o666) & ~MASK
@@ -437,11 +443,9 @@ def test_no_warning_is_made_by_loading(saved):
 
 
 def test_damaged_files_are_refused_or_the_same():
-    found = soak.fuzz(250)
-    assert (
-        sum(found.values()) == 250
-        and sum(n for (_, kind), n in found.items() if kind == "refused") > 100
-    )
+    found = soak.fuzz(120)
+    assert sum(found.values()) == 120
+    assert {kind for name, kind in found if name != "table"} <= {"refused", "the same"}
 
 
 def test_a_killed_save_leaves_a_whole_cat():

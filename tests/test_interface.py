@@ -241,7 +241,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
                     path = self.server.folder / line["value"]["path"]
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(b64decode(line["value"]["content"]))
-            answer = {"commitUrl": f"{self.server.address}/commit/1", "commitOid": "1" * 40}
+            answer = {
+                "commitUrl": f"{self.server.address}/user/cat/commit/1",
+                "commitOid": "1" * 40,
+            }
             answer |= {"success": True}
         self.reply(answer)
 
