@@ -164,6 +164,12 @@ def test_a_run_never_removes_the_model_it_starts_from(tmp_path):
     assert tree(tmp_path / "model") == before
 
 
+def test_equal_cats_are_equal_files(cat, saved, tmp_path):
+    """Whatever the tokenizer was used for before."""
+    cat.tokenizer(TEXTS["test"], truncation=True, max_length=9, padding=True)
+    assert tree(cat.save_pretrained(tmp_path / "again")) == tree(saved)
+
+
 def test_files_are_as_readable_as_the_umask_says(saved):
     for path in saved.rglob("*"):
         wanted = (0o777 if path.is_dir() else 0o666) & ~MASK
@@ -217,13 +223,10 @@ def test_a_file_beside_the_tokenizer_is_refused(copy):
 
 def test_a_run_notices_another_tokenizer_and_another_configuration(tmp_path):
     folder = tmp_path / "tuned"
-    tiny.model(demo.LABELS["sentiment"]).save_pretrained(folder)
-    demo.tokenizer().save_pretrained(folder)
-    options = {"limit": {"train": 60, "validation": 20, "test": 20}, "fine_tuned": True}
+    tiny.save(folder)
 
     def made():
-        run = Run("sentiment", str(folder), folder=tmp_path / "run", **options, **tiny.QUICK)
-        return run.table("validation").sha256
+        return tiny.run(folder, tmp_path / "run", fine_tuned=True).table("validation").sha256
 
     first = made()
     assert made() == first
@@ -235,14 +238,12 @@ def test_a_run_notices_another_tokenizer_and_another_configuration(tmp_path):
 
 
 def test_emptied_and_cut_steps_are_made_again(tmp_path):
-    options = {"limit": {"train": 60, "validation": 20, "test": 20}, **tiny.QUICK}
-    tiny.model(demo.LABELS["sentiment"]).save_pretrained(tmp_path / "base")
-    demo.tokenizer().save_pretrained(tmp_path / "base")
+    tiny.save(tmp_path / "base")
 
     def made():
-        training = {"epochs": 1, "batch_size": 30}
-        run = Run("sentiment", str(tmp_path / "base"), folder=tmp_path / "run", **options)
-        run.training = training
+        run = tiny.run(
+            tmp_path / "base", tmp_path / "run", training={"epochs": 1, "batch_size": 21}
+        )
         return run.table("validation").sha256
 
     first, base = made(), tmp_path / "run"
@@ -442,11 +443,9 @@ def test_no_warning_is_made_by_loading(saved):
 
 
 def test_damaged_files_are_refused_or_the_same():
-    found = soak.fuzz(250)
-    assert (
-        sum(found.values()) == 250
-        and sum(n for (_, kind), n in found.items() if kind == "refused") > 100
-    )
+    found = soak.fuzz(120)
+    assert sum(found.values()) == 120
+    assert {kind for name, kind in found if name != "table"} <= {"refused", "the same"}
 
 
 def test_a_killed_save_leaves_a_whole_cat():

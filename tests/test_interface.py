@@ -228,6 +228,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(size)
         if self.path == "/api/repos/create":
             answer = {"url": f"{self.server.address}/user/cat"}
+        elif self.path == "/api/validate-yaml":
+            answer = {"errors": [], "warnings": []}
         elif "/preupload/" in self.path:
             names = [one["path"] for one in json.loads(body)["files"]]
             kind = {"uploadMode": "regular", "shouldIgnore": False}
@@ -239,7 +241,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
                     path = self.server.folder / line["value"]["path"]
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(b64decode(line["value"]["content"]))
-            answer = {"commitUrl": f"{self.server.address}/commit/1", "commitOid": "1" * 40}
+            answer = {
+                "commitUrl": f"{self.server.address}/user/cat/commit/1",
+                "commitOid": "1" * 40,
+            }
             answer |= {"success": True}
         self.reply(answer)
 

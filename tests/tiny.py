@@ -6,7 +6,8 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from cats import CAT
-from cats.train import demo
+from cats.train import demo, tasks
+from cats.train.run import Run
 
 SIZES = {"tuning": 40, "calibration": 40, "test": 24}
 QUICK = {"early": {"epochs": 1}, "meta": {"epochs": 1}}
@@ -47,3 +48,25 @@ def fit(of=None, task="sentiment", **options):
     given = texts(task)
     options = {"tokenizer": demo.tokenizer()} | QUICK | options
     return CAT.fit(of or model(), given["tuning"], given["calibration"], **options)
+
+
+@cache
+def data(task="sentiment"):
+    """A few rows of a demo task, cut as a run cuts them."""
+    sizes = {"train": 60, "validation": 20, "test": 20}
+    found = {split: demo.corpus(task, split, n) for split, n in sizes.items()}
+    return {**found, **tasks.cut(found["train"])}
+
+
+def run(model, folder, **options):
+    """A run on a few rows, from a model in a folder."""
+    made = Run("sentiment", str(model), folder=folder, **QUICK, **options)
+    made.__dict__["data"] = data()  # the whole corpus takes seconds
+    return made
+
+
+def save(folder, labels=("negative", "positive")):
+    """A tiny model and its tokenizer in a folder."""
+    model(labels).save_pretrained(folder)
+    demo.tokenizer().save_pretrained(folder)
+    return folder

@@ -337,7 +337,7 @@ class Backbone:
         self.revision: str | None = None  # the commit of a model that came from the Hub
         self.model = model.eval()  # F is fixed: no dropout
         self._modules = list(model.modules())
-        self._weight = next(weight for weight in model.parameters() if weight.is_floating_point())
+        self.to(None)
         self.glue = FAMILIES[self.family](model)
         self.layers = list(self.glue.layers())
         self.n_layers, self.hidden_size, self.num_labels = (
@@ -403,6 +403,14 @@ class Backbone:
         made is refused by another.
         """
         return digest({"weights": self.weights, "settings": self.settings, "dtype": self.precision})
+
+    def to(self, device: Any) -> "Backbone":
+        """Move F to a device; None leaves it where it is."""
+        if device is not None:
+            self.model.to(device)
+        weights = self.model.parameters()
+        self._weight = next(weight for weight in weights if weight.is_floating_point())
+        return self
 
     def ready(self) -> "Backbone":
         """F as it is meant, whatever was done to the model since: without dropout."""

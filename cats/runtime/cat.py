@@ -757,4 +757,4 @@ def place(backbone: Backbone, device: Any, loaded: bool = False) -> None:
     if isinstance(device, int):
         accelerator = torch.accelerator.current_accelerator()
         device = "cpu" if device < 0 or accelerator is None else f"{accelerator.type}:{device}"
-    backbone.model.to(device)
+    backbone.to(device)

@@ -9,6 +9,7 @@ Hashes find damage and mix-ups. They are no signature: whoever can write the fol
 hashes, see SECURITY.md.
 """
 
+import copy
 import logging
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,7 @@ def write(cat: "CAT", folder: str | Path, inside: bool) -> Path:
         place = PLACES[0 if inside else 1]
         if inside:
             cat.backbone.model.save_pretrained(new / place)
-        cat.tokenizer.save_pretrained(new / place)
+        plain(cat.tokenizer).save_pretrained(new / place)
         content = {
             "format": FORMAT,
             "files": {name: sha256(new / name) for name in (*parts, *listed(new / place))},
@@ -108,6 +109,16 @@ def write(cat: "CAT", folder: str | Path, inside: bool) -> Path:
             content["card"] = sha256(new / "README.md")
         write_json(new / "cat.json", content | {"digest": digest(content)})
     return folder
+
+
+def plain(tokenizer: Any) -> Any:
+    """A copy without the length it was last told to cut or pad at: equal CATs are equal files."""
+    tokenizer = copy.deepcopy(tokenizer)
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast:
+        fast.no_truncation()
+        fast.no_padding()
+    return tokenizer
 
 
 def origin(backbone: Backbone) -> tuple[str, str | None]:

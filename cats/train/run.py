@@ -127,8 +127,6 @@ class Run:
     def _model(self):
         if self.fine_tuned:
             return load_fine_tuned(self.model, self.task)
-        settings = {"model": str(self.model), "training": self.training, "seed": self.seed}
-        settings["data"] = tasks.fingerprint(self.data["train"])
         folder, record = self.folder / "model", self.folder / "model.settings.json"
         hashes = self.folder / "model.files.json"
         if Path(str(self.model)).resolve().is_relative_to(folder.resolve()):
@@ -136,6 +134,8 @@ class Run:
                 f"{self.model} lies where this run would put its own model: give the run another"
                 " folder, or say fine_tuned=True to take it as it is"
             )
+        settings = {"model": str(self.model), "training": self.training, "seed": self.seed}
+        settings["data"] = tasks.fingerprint(self.data["train"])
         if processes().is_main_process:
             same = _says(record, settings)
             if folder.exists() and not record.exists():
