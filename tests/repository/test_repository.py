@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TASKS = {"imdb": "IMDB", "vitaminc": "VitaminC", "ag_news": "AG News", "stsb": "STS-B"}
 PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
