@@ -1,4 +1,4 @@
-"""What several tests share: a tiny random model of every family, batches for it, and work to time."""
+"""What several tests share: a tiny random model of every family, batches for it, work to time."""
 
 from functools import cache
 

@@ -15,7 +15,12 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TASKS = {"imdb": "IMDB", "vitaminc": "VitaminC", "ag_news": "AG News", "stsb": "STS-B"}
-PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+PINS = {
+    re.sub("_", "-", name).lower(): version
+    for name, version in (
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().split()
+    )
+}
 
 
 def test_environment_and_constraints_are_in_step():
@@ -24,7 +29,7 @@ def test_environment_and_constraints_are_in_step():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     pip = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
     pinned = dict(entry.split("==") for entry in pip if "==" in entry)
-    assert pinned == {name: PINS[name] for name in wanted}
+    assert pinned == {name: PINS[name.replace("_", "-")] for name in wanted}
 
 
 def test_every_pin_is_exact():
@@ -206,11 +211,11 @@ def test_seconds_are_a_record_of_named_runs():
     assert "figures/here/" in (ROOT / ".gitignore").read_text().split()
 
 
-def test_the_short_figures_come_before_the_tests_in_one_clone():
+def test_style_and_short_figures_come_before_the_tests_in_one_clone():
     commands = [
         line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("make")
     ]
-    assert commands == ["make figures PROFILE=short", "make test"]
+    assert commands == ["make check", "make figures PROFILE=short", "make test"]
 
 
 def test_the_readme_offers_the_cpu_build_beside_the_two_commands():
