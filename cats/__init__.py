@@ -2,20 +2,21 @@
 al., EMNLP 2021).
 """
 
-from cats.stats.calibrators import (
-    METHODS,
+from cats.stats.calibrators import METHODS, calibrate, calibrator
+from cats.stats.exits import agreement, exit_layers
+from cats.stats.groups import by_group, calibrate_groups, group_exits
+from cats.stats.measures import MEASURES, measure
+from cats.stats.quantiles import (
     CalibrationWarning,
-    calibrate,
     calibration_size,
     clopper_pearson,
     conformal_quantile,
-    exit_layers,
     smallest_epsilon,
 )
-from cats.stats.measures import MEASURES
+from cats.stats.risk import calibrate_risk
 from cats.stats.synthetic import Synthetic
 from cats.stats.table import ScoreTable
-from cats.stats.trials import evaluate, oracle_exits, summary
+from cats.stats.trials import evaluate, oracle_exits, savings, summary
 
 __version__ = "0.1.0"
 
@@ -36,13 +37,21 @@ __all__ = [
     "CalibrationWarning",
     "ScoreTable",
     "Synthetic",
+    "agreement",
+    "by_group",
     "calibrate",
+    "calibrate_groups",
+    "calibrate_risk",
     "calibration_size",
+    "calibrator",
     "clopper_pearson",
     "conformal_quantile",
     "evaluate",
     "exit_layers",
+    "group_exits",
+    "measure",
     "oracle_exits",
+    "savings",
     "smallest_epsilon",
     "summary",
 ]

@@ -3,9 +3,11 @@ arithmetic.
 """
 
 from fractions import Fraction
+from functools import lru_cache
 from math import comb, inf
 
 import numpy as np
+from scipy import optimize, stats
 
 
 def level(epsilon):
@@ -154,3 +156,66 @@ def oracle_layers(consistent, epsilon):
         sum(1 if i in wrong else first[i] for i in range(n))
         for wrong in combinations(range(n), allowed)
     )
+
+
+def band_level(n, delta):
+    """The local level of the band for n values, from the law of the counts of uniforms below each
+    bound, bound by bound.
+    """
+    ranks = [k for k in range(1, n + 1) if 2 * k >= n + 1]
+
+    def crossed(log_eta):
+        bounds = stats.beta.ppf(np.exp(log_eta), ranks, [n + 1 - k for k in ranks])
+        return 1 - stays_above(n, bounds) - delta
+
+    return np.exp(optimize.brentq(crossed, np.log(delta) - 9, np.log(delta) + 1e-3, xtol=1e-12))
+
+
+def stays_above(n, bounds):
+    """P(the len(bounds) largest of n uniforms lie above their rising bounds)."""
+    counts = np.arange(n + 1)
+    chance, at = (counts == 0) * 1.0, 0.0  # how many uniforms lie below the bound
+    for k, bound in zip(range(n - len(bounds) + 1, n + 1), bounds):
+        p = (bound - at) / (1 - at)
+        more = counts[None, :] - counts[:, None]
+        chance = chance @ stats.binom.pmf(more, n - counts[:, None], p)
+        chance[counts >= k] = 0  # the k-th smallest lies below
+        at = bound
+    return chance.sum()
+
+
+@lru_cache
+def band_bounds(n, delta):
+    ranks = [k for k in range(1, n + 1) if 2 * k >= n + 1]
+    eta = band_level(n, delta)
+    return [(k, stats.beta.ppf(eta, k, n + 1 - k)) for k in ranks]
+
+
+def band(scores, consistent, epsilon, delta=0.01):
+    n, early = scores.shape
+    rising = sorted(first_exit_values(scores, consistent))
+    for k, bound in band_bounds(n, delta):
+        if bound >= level(epsilon):
+            return [rising[k - 1]] * early
+    return [inf] * early
+
+
+def crc(scores, consistent, epsilon, losses=None, bound=1, margin=0):
+    """The smallest threshold, among all that could matter, whose inflated mean loss is small."""
+    n, early = scores.shape
+    losses = (~consistent).astype(float) if losses is None else losses
+    bound = Fraction(str(bound))
+    for t in [-inf] + sorted({float(s) for s in scores.ravel()}):
+        total = bound
+        for i in range(n):
+            worst, best = Fraction(0), -inf
+            for k in range(early):
+                if scores[i, k] > best - 2 * margin and scores[i, k] > t:
+                    worst = max(worst, min(Fraction(float(losses[i, k])), bound))
+                best = max(best, scores[i, k])
+            if losses.shape[1] > early:
+                worst = max(worst, min(Fraction(float(losses[i, early])), bound))
+            total += worst
+        if total / (n + 1) <= Fraction(str(epsilon)):
+            return [t] * early
+    return [inf] * early

@@ -252,6 +252,7 @@ class State(NamedTuple):
     # tokens of a row that is padded on the right or not at all; 0 where a row is padded otherwise
     # and needs all columns
     lengths: list
+    seconds: list  # where the second text of a row begins; 0 where that is not known
     # for all rows together
     context: dict  # attention masks, relative positions: whatever the family's layers ask for
     layer: int = 0  # layers applied so far
@@ -383,8 +384,8 @@ class Backbone:
         """Embeddings and masks of a tokenised batch, before the first layer.
 
         batch: a mapping with `input_ids` (rows, tokens), and perhaps `attention_mask` (default: no
-        padding) and `token_type_ids` (ignored by models that know only one type). Tensors are moved
-        to the model's device.
+        padding), `token_type_ids` (ignored by models that know only one type) and `second` (rows,),
+        where the second text of a pair begins. Tensors are moved to the model's device.
         """
         inputs = {
             name: batch[name]
@@ -398,9 +399,8 @@ class Backbone:
                 f" { {name: tuple(value.shape) for name, value in inputs.items()} }"
             )
         if "attention_mask" in inputs:
-            inputs["attention_mask"] = inputs[
-                "attention_mask"
-            ].long()  # DeBERTa subtracts it, so it must not be bool
+            # DeBERTa subtracts it, so it must not be bool
+            inputs["attention_mask"] = inputs["attention_mask"].long()
         lengths = (
             lengths_of(inputs["attention_mask"])
             if "attention_mask" in inputs
@@ -416,9 +416,10 @@ class Backbone:
         hidden = self.glue.embed(
             ids, inputs.get("token_type_ids") if self.token_types else None, mask
         )  # (rows, tokens, d)
-        return State(
-            hidden, mask, lengths, self.glue.context(hidden, mask, padded(lengths, shape[1]))
-        )
+        second = batch.get("second")
+        seconds = [0] * shape[0] if second is None else second.tolist()
+        context = self.glue.context(hidden, mask, padded(lengths, shape[1]))
+        return State(hidden, mask, lengths, seconds, context)
 
     def step(self, state, k) -> State:
         """Apply layer k, in 1..l. Layers come in order: the state knows how many it has seen."""
@@ -429,7 +430,7 @@ class Backbone:
         # not
         if state.lengths:
             hidden = self.glue.apply(self.layers[k - 1], hidden, state.mask, state.context)
-        return State(hidden, state.mask, state.lengths, state.context, k)
+        return State(hidden, state.mask, state.lengths, state.seconds, state.context, k)
 
     def cls(self, state) -> Tensor:
         """h_[CLS] after the current layer (Section 3.1), (rows, d): what the early heads read.
@@ -446,9 +447,26 @@ class Backbone:
         weights = state.mask.to(state.hidden.dtype)[:, None]  # (rows, 1, tokens)
         return (weights @ state.hidden)[:, 0] / weights.sum(-1)
 
+    def pair(self, state) -> Tensor:
+        """How the two texts of a row differ, (rows, 2d): |a - b| and a·b, coordinate by coordinate,
+        of the means a and b over the tokens before and from where the second text begins.
+        """
+        if not all(state.seconds) or not all(state.lengths):
+            raise ValueError(
+                "these heads read pairs of texts: `second` says where the second begins"
+            )
+        hidden = state.hidden
+        place = torch.arange(hidden.shape[1], device=hidden.device)  # (tokens,)
+        ends = torch.tensor([state.seconds, state.lengths], device=hidden.device)[..., None]
+        before, within = place < ends  # (rows, tokens) each
+        weights = torch.stack([before, within & ~before], 1).to(hidden.dtype)  # (rows, 2, tokens)
+        means = (weights @ hidden) / weights.sum(-1, keepdim=True)
+        a, b = means.unbind(1)
+        return torch.cat([(a - b).abs(), a * b], -1)
+
     def read(self, state, reads) -> Tensor:
         """What heads read after a layer, (rows, width): see cats.model.exits.READS."""
-        return vectors(reads, self.cls(state), None if reads == "cls" else self.mean(state))
+        return vectors(reads, *(getattr(self, name)(state) for name in reads.split("+")))
 
     def finish(self, state) -> Tensor:
         """Logits of F itself, (rows, C), after layer l: its own pooler, norm and classifier."""
@@ -484,10 +502,8 @@ class Backbone:
         )
         moves = [(to, row) for to, row in enumerate(numbers) if to != row]
         if width == hidden.shape[1] and 2 * len(moves) <= n and all(row >= n for _, row in moves):
-            for (
-                to,
-                row,
-            ) in moves:  # most rows are where they should be: rows from the end fill the gaps
+            # most rows are where they should be: rows from the end fill the gaps
+            for to, row in moves:
                 hidden[to] = hidden[row]
             hidden = hidden[:n]
         else:
@@ -498,7 +514,8 @@ class Backbone:
         else:  # 1 everywhere
             mask = select(mask[:, :width]) if padded(state.lengths, mask.shape[1]) else mask[:n]
             context = self.glue.context(hidden, mask, False)
-        return State(hidden, mask, lengths, context, state.layer)
+        seconds = [state.seconds[row] for row in numbers]
+        return State(hidden, mask, lengths, seconds, context, state.layer)
 
     def rest(self, state) -> State:
         """A state that is going to wait: it lets go of the memory of rows that have left."""
@@ -515,23 +532,22 @@ class Backbone:
         hidden = torch.cat([pad(state.hidden, 0, 0) for state in (first, second)])
         mask = torch.cat([pad(state.mask) for state in (first, second)])
         lengths = first.lengths + second.lengths
-        return State(
-            hidden,
-            mask,
-            lengths,
-            self.glue.context(hidden, mask, padded(lengths, width)),
-            first.layer,
-        )
+        context = self.glue.context(hidden, mask, padded(lengths, width))
+        return State(hidden, mask, lengths, first.seconds + second.seconds, context, first.layer)
 
     @torch.no_grad()  # and not inference_mode: heads are trained on these
     def states(self, batch) -> dict[str, Tensor]:
         """All that training and calibration need of F: `cls` and `mean` after every layer (rows, l,
-        d), and `logits` of F (rows, C).
+        d), for pairs of texts `pair` (rows, l, 2d), and `logits` of F (rows, C).
         """
-        state, cls, mean = self.start(batch), [], []
+        state = self.start(batch)
+        found: dict[str, list] = {"cls": [], "mean": []}
+        if state.seconds and all(state.seconds):
+            found["pair"] = []
         for k in range(1, self.n_layers + 1):
             state = self.step(state, k)
-            cls.append(self.cls(state).clone())  # a view would keep all tokens of all layers
-            mean.append(self.mean(state))
-        logits = self.finish(state)
-        return {"cls": torch.stack(cls, 1), "mean": torch.stack(mean, 1), "logits": logits}
+            for name, values in found.items():
+                # a view would keep all tokens of all layers
+                values.append(getattr(self, name)(state).clone())
+        layers = {name: torch.stack(values, 1) for name, values in found.items()}
+        return layers | {"logits": self.finish(state)}

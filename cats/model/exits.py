@@ -1,11 +1,11 @@
 """What sits on F's layers: early predictors F_1 … F_{l-1} and meta classifiers M_1 … M_{l-1}.
 
 A head F_k is softmax(W_o tanh(W_p h)) with d_e = 32 hidden units (Section 3.1, Appendix B). What it
-reads of its layer, h, is the [CLS] vector, as in the paper, or [CLS] and the mean over tokens. M_k
-says how likely F_k(x) = F(x) is: an MLP with 32 hidden units on the early hidden state tanh(W_p h)
-and the features of Table 1 (Section 3.2). The l-1 heads do not share anything, nor do the l-1 meta
-classifiers: here they are stacked matrices, all layers at once. The runtime takes them apart again
-(`Heads.layer`, `Meta.layer`).
+reads of its layer, h, is the [CLS] vector, as in the paper, or [CLS] and the mean over tokens, and
+for two texts also how their means differ. M_k says how likely F_k(x) = F(x) is: an MLP with 32
+hidden units on the early hidden state tanh(W_p h) and the features of Table 1 (Section 3.2). The
+l-1 heads do not share anything, nor do the l-1 meta classifiers: here they are stacked matrices,
+all layers at once. The runtime takes them apart again (`Heads.layer`, `Meta.layer`).
 
 With two labels and 24 layers M_k has 58 inputs: 58·32 + 32·2 = 1,920 multiply-accumulates.
 """
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-READS = ("cls", "cls+mean")
+READS = ("cls", "cls+mean", "cls+mean+pair")
+WIDTHS = {"cls": 1, "mean": 1, "pair": 2}  # in hidden sizes
 FEATURES = ("history", "hidden", "prediction", "pmax", "pdiff")  # in the order of M_k's inputs
 D_E = 32
 UNITS = 32
@@ -41,16 +42,21 @@ def restored(module: type, shape: dict, arrays: dict):
     return made
 
 
-def vectors(reads: str, cls: Tensor, mean: Tensor | None = None) -> Tensor:
-    """What heads read, (..., width), from the [CLS] vectors and the means over tokens (..., d)."""
-    return cls if reads == "cls" else torch.cat([cls, mean], -1)
+def widths(reads: str) -> int:
+    """How many hidden sizes wide what heads read is."""
+    return sum(WIDTHS[name] for name in reads.split("+"))
+
+
+def vectors(reads: str, *parts: Tensor) -> Tensor:
+    """What heads read, (..., width), from the parts that `reads` names, in that order."""
+    return parts[0] if reads == "cls" else torch.cat(parts, -1)
 
 
 class Heads(nn.Module):
     """The l-1 early heads of one model.
 
     d        hidden size of the model
-    reads    "cls" (paper) or "cls+mean"
+    reads    "cls" (paper), "cls+mean" or, where inputs are two texts, "cls+mean+pair"
     history  append the logits of earlier layers to a head's input. The text does not say so, but
              the paper's count of 66,304 multiply-accumulates a head is reached only with it
              (averaged over Albert-xlarge's 23 early layers).
@@ -87,7 +93,7 @@ class Heads(nn.Module):
     @property
     def width(self) -> int:
         """The numbers a head reads of an input."""
-        return self.d * len(self.reads.split("+"))
+        return self.d * widths(self.reads)
 
     @property
     def shape(self) -> dict:

@@ -77,8 +77,6 @@ TASKS = {
 OTHERS = ("#332288", "#117733", "#AA4499", "#DDCC77", "#661100", "#88CCEE")
 MARKS, STROKES = "<>h8dH", (SOLID, DASHED, DOTTED, MIXED, (4, 1), (1, 2))
 
-COLOURS = {name: look.colour for name, look in METHODS.items()}
-DASHES = {name: look.dash for name, look in METHODS.items() if look.dash}
 NAMES = {
     slug: look.name
     for slug, look in (TASKS | MODELS | {m: MEASURES[m] for m in ("sm", "meta")}).items()

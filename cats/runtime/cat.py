@@ -35,7 +35,8 @@ from cats.model.exits import Heads, Meta, check_pair
 from cats.runtime.card import card
 from cats.runtime.loop import Flight, Loop, starting
 from cats.runtime.scorer import Exit, Scorer
-from cats.stats import calibrators, measures
+from cats.stats import calibrators
+from cats.stats.measures import MEASURES
 from cats.stats.table import TAU, ScoreTable
 from cats.stats.trials import evaluate, summary
 from cats.train import tasks
@@ -45,7 +46,6 @@ from cats.train.states import collate, encode, extract, mixed
 
 FORMAT = "cats.CAT/3"
 KNOWN_FORMATS = ("cats.CAT/2", FORMAT)  # files of the older kind still load
-RUNTIME_MEASURES = [measure for measure in measures.MEASURES if measure != "random"]
 
 
 class Predictions(NamedTuple):
@@ -332,7 +332,9 @@ class CAT:
             order[i : i + starting(batch_size)] for i in range(0, len(order), starting(batch_size))
         ]
         batches = (
-            collate(self.tokenizer, [tokens[i] for i in part], self.backbone.extra_padding)
+            collate(
+                self.tokenizer, [tokens[i] for i in part], self.backbone.extra_padding, pairs=True
+            )
             for part in parts
         )
         back = np.argsort(order)
@@ -496,9 +498,15 @@ class CAT:
         return card(self)
 
 
-def check_measure(measure):
-    if measure not in RUNTIME_MEASURES:
-        raise ValueError(f"a CAT can exit by {', '.join(RUNTIME_MEASURES)}, not by {measure!r}")
+def runtime_measures() -> list[str]:
+    """The measures a CAT can exit by."""
+    return [name for name, found in MEASURES.items() if found.at_runtime]
+
+
+def check_measure(measure: str) -> str:
+    """The measure, if a CAT can exit by it."""
+    if measure not in runtime_measures():
+        raise ValueError(f"a CAT can exit by {', '.join(runtime_measures())}, not by {measure!r}")
     return measure
 
 

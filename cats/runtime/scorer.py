@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cats.model.exits import Heads, Meta
-from cats.stats import measures
+from cats.stats.measures import find_measure
 
 if TYPE_CHECKING:
     from cats.runtime.cat import CAT
@@ -63,19 +63,19 @@ class Scorer:
 
     def __init__(self, cat: "CAT", measure: str, n: int):
         heads, meta = cat.heads, cat.meta
-        self.cat, self.measure = cat, measure
+        self.cat, self.measure, self.found = cat, measure, find_measure(measure)
         self.history, self.early, self.d_e = heads.history, heads.early, heads.d_e
         self.classes = heads.n_outputs
         # whether a layer's score depends on the layers before it: then heads run at every layer
-        remembers = measure == "meta" and "history" not in meta.drop
-        self.needs_all = self.history or measure in ("kl", "patience") or remembers
+        remembers = "history" not in meta.drop if measure == "meta" else self.found.reads != 1
+        self.needs_all = self.history or remembers
         # the meta classifiers' inputs, in one buffer; their history fills up as layers pass
         self.x = np.zeros((n, meta.inputs), np.float32)
         self.inputs = torch.from_numpy(self.x)  # the same memory
         # logits of the layers before, for heads with history
         self.past = np.zeros((n, 0), np.float32) if self.history else None
-        self.streak: np.ndarray | int = 0  # for patience
-        self.before: np.ndarray | None = None  # logits of the layer before
+        # logits of the layers so far (rows, k, C), as many as the measure reads
+        self.so_far = np.zeros((n, 0, self.classes), np.float32)
 
     def keep(self, rows: list[int]) -> None:
         """Forget the rows that have left."""
@@ -90,7 +90,7 @@ class Scorer:
         self.inputs = torch.from_numpy(self.x)
 
     def _remembered(self) -> list[tuple[str, np.ndarray]]:
-        names = ("x", "past", "streak", "before")
+        names = ("x", "past", "so_far")
         values = [(name, getattr(self, name)) for name in names]
         return [(name, value) for name, value in values if isinstance(value, np.ndarray)]
 
@@ -113,10 +113,11 @@ class Scorer:
             place = 1 if self.measure == "sm" else 2
             return logits, [top_two(row)[place] for row in logits]
         now = np.array(logits, np.float32)
-        scores = self._from_logits(now)
-        scores[np.isnan(now).any(1)] = np.nan
-        self.before = now
-        return logits, scores.tolist()
+        self.so_far = np.concatenate([self.so_far, now[:, None]], axis=1)
+        if self.found.reads is not None:
+            self.so_far = self.so_far[:, -self.found.reads :]
+        scores = self.found.score(self.so_far, self.early, self.cat.table.tau)
+        return logits, np.where(np.isnan(now).any(1), np.nan, scores).tolist()
 
     def _meta(self, k: int, logits: list[list[float]], exit: Exit) -> list[float]:
         """M_k: features and Meta of cats.model.exits for one layer."""
@@ -134,19 +135,3 @@ class Scorer:
         units = torch.addmm(exit.b_1, self.inputs, exit.w_1)
         self.x[:, k - 1 : k] = confidence
         return torch.addmv(exit.b_2, units.relu_(), exit.w_2).sigmoid_().tolist()
-
-    def _from_logits(self, logits: np.ndarray) -> np.ndarray:
-        if self.measure == "patience":
-            if self.before is not None:
-                if self.cat.table.regression:
-                    same = abs(logits - self.before)[:, 0] <= self.cat.table.tau
-                else:
-                    same = logits.argmax(1) == self.before.argmax(1)
-                self.streak = (self.streak + 1) * same
-            return self.streak / self.early + np.zeros(len(logits))
-        if self.measure == "kl" and self.before is None:
-            return np.zeros(len(logits))
-        # the table's own function on this layer alone; its last layer, F, is not read
-        before = logits if self.before is None else self.before
-        stack = np.stack([before, logits, logits], axis=1).astype(float)
-        return getattr(measures, self.measure)(stack)[:, 1]

@@ -7,13 +7,15 @@ higher when the layer is consistent. Real layers are strongly dependent; indepen
 of exact truth, and no guarantee of the paper needs it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtr, ndtri
 
+from cats.stats.quantiles import Bools, Floats, Ints
 from cats.stats.table import ScoreTable
 
 
@@ -26,14 +28,16 @@ class Synthetic:
     skill       how far a consistent layer's score stands above an inconsistent one's; 0 is a
                 useless measure
     difficulty  shares of the difficulties, from easy to hard
+    right       P(F(x) = y) for the easiest inputs, and what is added to it for the hardest
     """
 
     layers: int = 12
     classes: int = 3
     skill: float = 1.5
-    difficulty: tuple = (0.3, 0.25, 0.2, 0.15, 0.1)
+    difficulty: tuple[float, ...] = (0.3, 0.25, 0.2, 0.15, 0.1)
+    right: tuple[float, float] = field(default=(0.98, -0.3), repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.layers < 2 or self.classes < 2:
             raise ValueError(
                 f"needs at least 2 layers and 2 classes, got {self.layers} and {self.classes}"
@@ -44,38 +48,38 @@ class Synthetic:
     # --- the law, each array of shape (difficulties, l-1) ---
 
     @cached_property
-    def _depth(self):
+    def _depth(self) -> Floats:
         return np.arange(1, self.layers) / self.layers
 
     @cached_property
-    def _hardness(self):
+    def _hardness(self) -> Floats:
         return (np.arange(len(self.difficulty)) / max(1, len(self.difficulty) - 1))[:, None]
 
     @cached_property
-    def p_consistent(self):
+    def p_consistent(self) -> Floats:
         """P(F_k(x) = F(x)) by difficulty and layer."""
         return ndtr(0.8 + 2 * self._depth - 2.2 * self._hardness)
 
     @cached_property
-    def _mean_if_wrong(self):
+    def _mean_if_wrong(self) -> Floats:
         return self._depth - self._hardness - 0.5
 
     @cached_property
-    def p_right(self):
+    def p_right(self) -> Floats:
         """P(F(x) = y) by difficulty, (difficulties,)."""
-        return 0.98 - 0.3 * self._hardness[:, 0]
+        return self.right[0] + self.right[1] * self._hardness[:, 0]
 
-    def _wrong_cdf(self, z):
+    def _wrong_cdf(self, z: Floats) -> Floats:
         """P(score <= z, inconsistent)."""
         return (1 - self.p_consistent) * ndtr(z - self._mean_if_wrong)
 
-    def _cdf(self, z):
+    def _cdf(self, z: Floats) -> Floats:
         """P(score <= z)."""
         return self._wrong_cdf(z) + self.p_consistent * ndtr(z - self._mean_if_wrong - self.skill)
 
     # --- samples ---
 
-    def draw(self, n, rng):
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[Floats, Bools, Ints]:
         """Scores (n, l-1) in (0, 1), consistent (n, l-1), difficulties (n,)."""
         hard = rng.choice(len(self.difficulty), size=n, p=self.difficulty)
         consistent = rng.random((n, self.layers - 1)) < self.p_consistent[hard]
@@ -86,7 +90,7 @@ class Synthetic:
         )
         return ndtr(z), consistent, hard
 
-    def table(self, n, seed=0):
+    def table(self, n: int, seed: int = 0) -> ScoreTable:
         """A ScoreTable of n inputs; its softmax is a noisier view of the meta score."""
         rng = np.random.default_rng(seed)
         scores, consistent, hard = self.draw(n, rng)
@@ -112,14 +116,14 @@ class Synthetic:
 
     # --- truth ---
 
-    def _average(self, by_difficulty, given_right):
+    def _average(self, by_difficulty: Floats, given_right: bool) -> Floats:
         """Average over difficulties (the last axis); given F is right they are met in other
         proportions.
         """
         shares = np.asarray(self.difficulty) * (self.p_right if given_right else 1)
         return by_difficulty @ (shares / shares.sum())
 
-    def _reaches(self, thresholds):
+    def _reaches(self, thresholds: ArrayLike) -> tuple[Floats, Floats]:
         """P(an input reaches layer k), (..., difficulties, l), and the thresholds on the probit
         scale.
         """
@@ -130,7 +134,7 @@ class Synthetic:
         stays = np.cumprod(self._cdf(z), axis=-1)
         return np.concatenate([np.ones_like(stays[..., :1]), stays], axis=-1), z
 
-    def risk(self, thresholds, given_right=False):
+    def risk(self, thresholds: ArrayLike, given_right: bool = False) -> Floats:
         """P(G(x) != F(x)) at thresholds (..., l-1), exactly; `given_right`: among the inputs where
         F is right.
         """
@@ -138,11 +142,11 @@ class Synthetic:
         leaves_wrong = (1 - self.p_consistent) - self._wrong_cdf(z)
         return self._average((reaches[..., :-1] * leaves_wrong).sum(axis=-1), given_right)
 
-    def mean_layers(self, thresholds):
+    def mean_layers(self, thresholds: ArrayLike) -> Floats:
         """The expected exit layer at thresholds (..., l-1)."""
         return self._average(self._reaches(thresholds)[0].sum(axis=-1), False)
 
-    def coverage(self, t, method):
+    def coverage(self, t: ArrayLike, method: str) -> Floats:
         """P(V <= t) for the statistic V of a calibrator with a shared threshold, at each t.
 
         `shared` counts the inputs with an inconsistent layer alone, as Theorem 4.6 does.
@@ -170,7 +174,7 @@ class Synthetic:
         raise ValueError(f"no law for {method!r}; there are shared, shared_all and first_exit")
 
     @cached_property
-    def _record_law(self):
+    def _record_law(self) -> PchipInterpolator:
         """P(no inconsistent record exceeds t), interpolated in t on the probit scale.
 
         With H_k(m) = P(none among the first k layers, running maximum <= m) for m >= t:
@@ -192,6 +196,6 @@ class Synthetic:
             values.append(self._average(survives[-1], False))
         return PchipInterpolator(starts, values)
 
-    def harder(self):
+    def harder(self) -> "Synthetic":
         """The same model met by the hardest inputs alone: a shift that breaks exchangeability."""
         return replace(self, difficulty=(0.0,) * (len(self.difficulty) - 1) + (1.0,))

@@ -7,14 +7,19 @@ hash of the arrays is kept there and checked.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+from scipy.special import softmax
 
 from cats._io import writing
-from cats.stats import measures
+from cats.stats.measures import find_measure, over_layers
+from cats.stats.quantiles import Bools, Floats
 
 FORMAT = "cats.ScoreTable/1"
 TAU = 0.5  # the margin within which two regression outputs count as equal (Section 5.3)
@@ -24,7 +29,8 @@ class ScoreTable:
     """Logits of all layers, meta scores, labels, and where they come from.
 
     logits    (n, l, C) float; the full model F is the last layer; C = 1 means regression
-    meta      (n, l-1) float; the meta classifier's belief that F_k(x) = F(x)
+    meta      (n, l-1) float; the meta classifier's belief that F_k(x) = F(x); None where there is
+              no such classifier and scores come from the logits or from elsewhere
     labels    (n,) int for classification, float for regression; None for unlabelled inputs
     metadata  task, backbone, split, seed, source, versions, and whatever else says how the table
               was made
@@ -33,21 +39,32 @@ class ScoreTable:
     Layers are counted from 1: `predictions[:, k-1]` is F_k and `predictions[:, -1]` is F.
     """
 
-    def __init__(self, logits, meta, labels=None, metadata=None, tau=TAU):
-        self.logits, self.meta = np.asarray(logits), np.asarray(meta)
-        self.labels = None if labels is None else np.asarray(labels)
+    def __init__(
+        self,
+        logits: ArrayLike,
+        meta: ArrayLike | None = None,
+        labels: ArrayLike | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        tau: float = TAU,
+    ) -> None:
+        self.logits: NDArray[Any] = np.asarray(logits)
+        self.meta: NDArray[Any] | None = None if meta is None else np.asarray(meta)
+        self.labels: NDArray[Any] | None = None if labels is None else np.asarray(labels)
         self.metadata, self.tau = dict(metadata or {}), float(tau)
         self._check()
 
-    def _check(self):
-        shapes = f"logits {self.logits.shape}, meta {self.meta.shape}"
+    def _check(self) -> None:
+        shapes = f"logits {self.logits.shape}"
+        shapes += ", no meta" if self.meta is None else f", meta {self.meta.shape}"
         if self.logits.ndim != 3 or self.logits.shape[1] < 2 or self.logits.shape[2] < 1:
             raise ValueError(f"logits must have shape (n, l, C) with l >= 2 layers: {shapes}")
-        if self.meta.shape != (len(self), self.n_layers - 1):
+        if self.meta is not None and self.meta.shape != (len(self), self.n_layers - 1):
             raise ValueError(
                 f"meta must have shape (n, l-1) = {(len(self), self.n_layers - 1)}: {shapes}"
             )
         for name, array in (("logits", self.logits), ("meta", self.meta)):
+            if array is None:
+                continue
             if array.dtype.kind != "f":
                 raise TypeError(f"{name} must be floating point, got {array.dtype}")
             if not np.isfinite(array).all():
@@ -75,10 +92,10 @@ class ScoreTable:
                 f" {self.labels.min()}..{self.labels.max()}"
             )
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.logits)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         kind = "regression" if self.regression else f"{self.n_classes} classes"
         name = " ".join(
             str(self.metadata[key]) for key in ("task", "backbone", "split") if key in self.metadata
@@ -88,74 +105,95 @@ class ScoreTable:
         )
 
     @property
-    def n_layers(self):
+    def n_layers(self) -> int:
         """l, the full model's number of layers."""
         return self.logits.shape[1]
 
     @property
-    def n_classes(self):
+    def n_classes(self) -> int:
         return self.logits.shape[2]
 
     @property
-    def regression(self):
+    def regression(self) -> bool:
         return self.n_classes == 1
 
     @property
-    def predictions(self):
+    def predictions(self) -> NDArray[Any]:
         """What each layer predicts, (n, l): a class, or a number for regression."""
         return self.logits[..., 0].astype(float) if self.regression else self.logits.argmax(axis=-1)
 
     @property
-    def consistent(self):
+    def consistent(self) -> Bools:
         """Whether F_k(x) = F(x), (n, l-1); for regression |F_k(x) - F(x)| <= tau."""
         return self.agree(self.predictions[:, :-1], self.predictions[:, -1:])
 
     @property
-    def correct(self):
+    def correct(self) -> Bools:
         """Whether each layer is right, (n, l); for regression within tau of the label."""
         if self.labels is None:
             raise ValueError("this table has no labels: accuracy needs labelled inputs")
         return self.agree(self.predictions, self.labels[:, None])
 
-    def agree(self, left, right):
+    def agree(self, left: NDArray[Any], right: NDArray[Any]) -> Bools:
         """Whether predictions count as equal: the same class, or numbers within tau."""
         return np.abs(left - right) <= self.tau if self.regression else left == right
 
-    def scores(self, measure="meta", seed=0):
+    def scores(self, measure: str = "meta", seed: int = 0) -> Floats:
         """The confidence of every early layer, (n, l-1), higher = more confident; `seed` is for
         `random` alone.
         """
-        if measure not in measures.MEASURES:
-            raise ValueError(
-                f"unknown measure {measure!r}; there are {', '.join(measures.MEASURES)}"
-            )
+        entry = find_measure(measure)
         if measure == "meta":
+            if self.meta is None:
+                raise ValueError(
+                    "this table has no meta scores: use another measure, such as sm, or add the"
+                    " scores of a meta classifier"
+                )
             return self.meta.astype(float)
         if measure == "random":
-            return np.random.default_rng(seed).random(self.meta.shape)
-        if measure == "patience":
-            early = self.predictions[:, :-1]
-            return measures.patience(self.agree(early[:, 1:], early[:, :-1]))
-        if self.regression:
+            return np.random.default_rng(seed).random((len(self), self.n_layers - 1))
+        if entry.needs_classes and self.regression:
             raise ValueError(
                 f"{measure} needs class probabilities and this is a regression table: use meta or"
                 " patience"
             )
-        return getattr(measures, measure)(self.logits.astype(float))
+        return over_layers(measure, self.logits[:, :-1], self.tau)
 
-    def take(self, rows):
+    def losses(self, kind: str | None = None) -> Floats:
+        """What it costs that layer k answers in place of F, (n, l-1), for `cats.calibrate_risk`.
+
+        kind  "difference": |F_k - F|, for regression (the default there); "variation": the total
+              variation between the probabilities p_k and p_F, in [0, 1] (the default for classes);
+              "disagreement": 1 where F_k and F do not agree, else 0
+        """
+        kind = kind or ("difference" if self.regression else "variation")
+        if kind == "disagreement":
+            return (~self.consistent).astype(float)
+        if kind == "difference" and self.regression:
+            return np.abs(self.predictions[:, :-1] - self.predictions[:, -1:])
+        if kind == "variation" and not self.regression:
+            p = softmax(self.logits.astype(float), axis=-1)
+            return np.minimum(np.abs(p[:, :-1] - p[:, -1:]).sum(axis=-1) / 2, 1.0)
+        raise ValueError(
+            f"no loss {kind!r} for {'regression' if self.regression else 'classes'}: there are"
+            " disagreement, difference (regression) and variation (classes)"
+        )
+
+    def take(self, rows: ArrayLike) -> "ScoreTable":
         """The table of these rows (indices or a mask)."""
+        rows = np.asarray(rows)
+        meta = None if self.meta is None else self.meta[rows]
         labels = None if self.labels is None else self.labels[rows]
-        return ScoreTable(self.logits[rows], self.meta[rows], labels, self.metadata, self.tau)
+        return ScoreTable(self.logits[rows], meta, labels, self.metadata, self.tau)
 
-    def _arrays(self):
-        arrays = {"logits": self.logits, "meta": self.meta}
-        if self.labels is not None:
-            arrays["labels"] = self.labels
-        return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        arrays = {"logits": self.logits, "meta": self.meta, "labels": self.labels}
+        return {
+            name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None
+        }
 
     @property
-    def sha256(self):
+    def sha256(self) -> str:
         """A hash of the arrays and of tau: two tables with the same hash give the same exits."""
         digest = hashlib.sha256(repr(self.tau).encode())
         for name, array in sorted(self._arrays().items()):
@@ -163,7 +201,7 @@ class ScoreTable:
             digest.update(array.tobytes())
         return digest.hexdigest()
 
-    def save(self, path):
+    def save(self, path: str | Path) -> Path:
         """Write the table to one safetensors file, whole or not at all."""
         header = {
             "format": FORMAT,
@@ -171,15 +209,13 @@ class ScoreTable:
             "sha256": self.sha256,
             "metadata": self.metadata,
         }
-        header = {
-            "cats": json.dumps(header, sort_keys=True)
-        }  # one key: safetensors does not keep the order of several
+        # one key: safetensors does not keep the order of several
         with writing(path) as aside:
-            save_file(self._arrays(), aside, header)
+            save_file(self._arrays(), aside, {"cats": json.dumps(header, sort_keys=True)})
         return Path(path)
 
     @classmethod
-    def load(cls, path):
+    def load(cls, path: str | Path) -> "ScoreTable":
         """Read a table back; refuses a file that is empty, cut short, changed, or no ScoreTable."""
         path = Path(path)
         if not path.is_file():
@@ -197,9 +233,10 @@ class ScoreTable:
                 f"{path} is not a ScoreTable: its format is {header.get('format')!r}, expected"
                 f" {FORMAT!r}"
             )
-        if not {"logits", "meta"} <= set(arrays) <= {"logits", "meta", "labels"}:
+        if not {"logits"} <= set(arrays) <= {"logits", "meta", "labels"}:
             raise ValueError(
-                f"{path} holds {sorted(arrays)}, a ScoreTable holds logits, meta and perhaps labels"
+                f"{path} holds {sorted(arrays)}, a ScoreTable holds logits and perhaps meta and"
+                " labels"
             )
         try:
             table = cls(**arrays, metadata=header["metadata"], tau=header["tau"])

@@ -4,28 +4,36 @@ and epsilon at once.
 
 import math
 import warnings
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
+from numpy.typing import ArrayLike
+from scipy.stats import beta, norm, rankdata
 from tqdm.auto import tqdm
 
-from cats.stats.calibrators import (
-    CalibrationSet,
+from cats.stats.calibrators import CalibrationSet, Method, find_method, naive, why_not
+from cats.stats.exits import check_scores
+from cats.stats.quantiles import (
+    Bools,
     CalibrationWarning,
-    check_scores,
+    Floats,
+    Ints,
+    Number,
     clopper_pearson,
-    find_method,
-    naive,
+    conformal_rank,
+    coverage_band,
+    most_errors,
     probability,
-    why_not,
 )
 from cats.stats.table import ScoreTable
 
 ORACLE = "oracle"  # not a calibrator: it sees the answers
 
 
-def oracle_exits(consistent, epsilon):
+def oracle_exits(consistent: ArrayLike, epsilon: Number) -> Ints:
     """The exits (n,) of the cheapest rule of all: no rule that errs on at most epsilon of these
     inputs uses fewer layers.
 
@@ -41,7 +49,7 @@ def oracle_exits(consistent, epsilon):
     return exits
 
 
-def settled_exits(consistent, epsilon):
+def settled_exits(consistent: ArrayLike, epsilon: float) -> Ints:
     """The exits (n,) of a clairvoyant who waits until the answer has settled: an input leaves at
     the first layer from which on all layers are consistent, except the ⌊epsilon·n⌋ that would cost
     most, which leave at layer 1.
@@ -55,7 +63,7 @@ def settled_exits(consistent, epsilon):
     return oracle_exits(from_here, epsilon)
 
 
-def split(n, trial, seed=0):
+def split(n: int, trial: int, seed: int = 0) -> Bools:
     """The calibration mask (n,) of one trial: a random 80 % of the inputs, the same however many
     trials there are.
     """
@@ -69,50 +77,64 @@ class _Outcomes:
     exits taken.
     """
 
-    def __init__(self, table, cal):
+    def __init__(
+        self, table: ScoreTable, cal: CalibrationSet, groups: ArrayLike | None = None
+    ) -> None:
         n, l = len(table), table.n_layers
-        consistent = np.concatenate([cal.consistent, np.ones((n, 1), bool)], axis=1)
-        quantities = [consistent, np.broadcast_to(np.arange(1, l + 1), (n, l))]
-        self.labels = None
+        quantities = [cal.agrees, np.broadcast_to(np.arange(1, l + 1), (n, l))]
+        self.labels: Floats | None = None
         if table.labels is not None and table.regression:
-            self.labels = (
-                table.labels - table.labels.mean()
-            )  # centred, so that the sums below cancel less
+            # centred, so that the sums below cancel less
+            self.labels = table.labels - table.labels.mean()
             outputs = table.predictions - table.predictions.mean()
             quantities += [outputs, outputs**2, outputs * self.labels[:, None]]
         elif table.labels is not None:
             quantities.append(table.correct)
-        self.quantities = np.stack(quantities, axis=-1).astype(
-            float
-        )  # (n, l, Q); sums of counts stay exact
+        self.members = np.empty((n, 0), bool)  # (n, groups)
+        if groups is not None:
+            names = np.asarray(groups)
+            if names.shape != (n,):
+                raise ValueError(f"groups must have shape (n,) = ({n},), got {names.shape}")
+            self.members = names[:, None] == np.unique(names)
+            quantities += [cal.agrees & member[:, None] for member in self.members.T]
+        # (n, l, Q); sums of counts stay exact
+        self.quantities: Floats = np.stack(quantities, axis=-1).astype(float)
         self.events = cal.events
         self.steps = self.events.steps(self.quantities)
 
-    def by_threshold(self, keep):
+    def by_threshold(self, keep: Bools) -> Callable[[Floats], Floats]:
         """Sums (..., Q) over the kept inputs as a function of a shared threshold."""
         return self.events.curve(self.quantities, self.steps, keep)
 
-    def at_layers(self, keep, layers):
+    def at_layers(self, keep: Bools, layers: Ints) -> Floats:
         """The same sums where all inputs leave at one layer (epsilons,)."""
         return self.quantities[keep].sum(axis=0)[layers - 1]
 
-    def at_exits(self, keep, exits):
+    def at_exits(self, keep: Bools, exits: Ints) -> Floats:
         """The same sums for given exit layers (epsilons, kept inputs)."""
         rows = np.flatnonzero(keep) * self.quantities.shape[1]
         return self.quantities.reshape(-1, self.quantities.shape[2])[rows + exits - 1].sum(axis=1)
 
-    def columns(self, keep, agree, layers, *rest):
+    def columns(
+        self, keep: Bools, agree: Floats, layers: Floats, *rest: Floats
+    ) -> dict[str, Floats]:
         """The sums as columns of the result."""
-        n = np.count_nonzero(keep)
+        n = int(np.count_nonzero(keep))
         columns = {"consistency": agree / n, "layers": layers / n}
+        if self.members.shape[1]:
+            size = self.members[keep].sum(axis=0)
+            inside = np.stack(rest[-len(size) :])[size > 0] / size[size > 0, None]
+            columns["worst_group"] = inside.min(axis=0)
+            rest = rest[: -len(size)]
         if rest and self.labels is not None:
-            columns["correlation"] = _pearson(n, *rest, self.labels[keep])
+            total, squares, products = rest
+            columns["correlation"] = _pearson(n, total, squares, products, self.labels[keep])
         elif rest:
             columns["accuracy"] = rest[0] / n
         return columns
 
 
-def _pearson(n, total, squares, products, labels):
+def _pearson(n: int, total: Floats, squares: Floats, products: Floats, labels: Floats) -> Floats:
     """Pearson's correlation from the sums of g, g² and g·y; NaN where the outputs g are all equal
     up to rounding.
     """
@@ -126,17 +148,18 @@ def _pearson(n, total, squares, products, labels):
 
 
 def evaluate(
-    table,
-    methods=("shared", "first_exit"),
-    measures=("meta",),
-    epsilons=(0.05, 0.1),
-    trials=25,
-    seed=0,
+    table: ScoreTable,
+    methods: str | Sequence[str] = ("shared", "first_exit"),
+    measures: str | Sequence[str] = ("meta",),
+    epsilons: Number | Sequence[Number] = (0.05, 0.1),
+    trials: int = 25,
+    seed: int = 0,
     *,
-    delta=0.01,
-    options=None,
-    progress=False,
-):
+    delta: Number = 0.01,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    groups: ArrayLike | None = None,
+    progress: bool = False,
+) -> pd.DataFrame:
     """A tidy frame of what each calibrator achieves on random 80/20 splits of a table.
 
     >>> evaluate(table, ["shared", "first_exit"], ["sm", "meta"], [0.05, 0.1])  # doctest: +SKIP
@@ -145,6 +168,9 @@ def evaluate(
               part
     options   options of single methods, such as {"pac": {"delta": 0.1}}
     delta     confidence of the column `bound`
+    groups    (n,), a group an input, such as `table.predictions[:, -1]` (F's class) or
+              `cats.stats.groups.length_groups(lengths)`: adds `worst_group`, the consistency of the
+              group that fares worst on the test part
 
     One row per method, measure, epsilon and trial, with the share of test inputs on which G = F
     (consistency), accuracy (for regression: correlation), mean exit layer (layers), and `bound`:
@@ -159,9 +185,8 @@ def evaluate(
         for epsilon in np.atleast_1d(np.asarray(epsilons, dtype=object))
     ]
     options = options or {}
-    calibrators = {
-        name: None if name == ORACLE else find_method(name, options.get(name, {}))
-        for name in methods
+    calibrators: dict[str, Method] = {
+        name: find_method(name, options.get(name, {})) for name in methods if name != ORACLE
     }
     if set(options) - set(methods):
         raise ValueError(
@@ -174,18 +199,17 @@ def evaluate(
         )
 
     shape = (len(measures), trials, len(methods), len(levels))
-    columns, refused = {}, {}
+    columns: dict[str, Floats] = {}
+    refused: dict[tuple[str, str, Fraction], tuple[int, str]] = {}
     bar = tqdm(total=len(measures) * trials, desc="trials", disable=not progress)
     for i, measure in enumerate(measures):
         cal = CalibrationSet(table.scores(measure), table.consistent)
-        outcomes = _Outcomes(table, cal)
+        outcomes = _Outcomes(table, cal, groups)
         for trial in range(trials):
             keep = split(len(table), trial, seed)
             part, test = cal.part(keep), ~keep
-            scores, by_threshold = (
-                cal.scores[test].T.copy(),
-                outcomes.by_threshold(test),
-            )  # scores (l-1, test inputs)
+            scores = cal.scores[test].T.copy()  # (l-1, test inputs)
+            by_threshold = outcomes.by_threshold(test)
             for j, name in enumerate(methods):
                 bounds = None
                 if name == ORACLE:
@@ -235,7 +259,90 @@ def evaluate(
     return frame[["method", "measure", "epsilon", "trial", *columns]]
 
 
-def _exits(scores, thresholds):
+def savings(
+    table: ScoreTable,
+    measure: str = "meta",
+    epsilons: Sequence[Number] = (0.01, 0.05, 0.1),
+    method: str = "first_exit",
+    *,
+    confidence: Number = 0.9,
+    **options: Any,
+) -> pd.DataFrame:
+    """What a model calibrated on all of a table can expect of new inputs, a row an epsilon.
+
+    threshold            from all n inputs (for methods with one threshold)
+    layers, low, high    the mean exit layer of inputs that did not calibrate, and an interval. Each
+                         input leaves by thresholds of the others (above 500 inputs: one part of 500
+                         is left out at a time). Where one input fewer cannot promise epsilon, by
+                         all n
+    coverage_low, coverage_median, coverage_high   quantiles of P(V <= threshold) over draws of the
+                         calibration set (a Beta law, for V without ties). Consistency is at least
+                         that. For `shared` it is among inputs with an inconsistent layer; NaN where
+                         no law is known
+
+    The epsilons are for reading: choosing one by its layers takes `band`, or other inputs.
+    """
+    levels = [probability(epsilon, "epsilon") for epsilon in epsilons]
+    calibrator = find_method(method, options)
+    cal = CalibrationSet(table.scores(measure), table.consistent)
+    n, tail = len(table), float(1 - probability(confidence, "confidence")) / 2
+    whole = calibrator.thresholds(cal, levels, **options)
+    exits = np.empty((len(levels), n))
+    for left_out in np.array_split(np.random.default_rng(0).permutation(n), min(n, 500)):
+        keep = np.ones(n, bool)
+        keep[left_out] = False
+        thresholds = calibrator.thresholds(cal.part(keep), levels, **options)
+        shut = np.isposinf(thresholds) & np.isfinite(whole)
+        thresholds = np.where(shut.any(axis=1, keepdims=True), whole, thresholds)
+        exits[:, left_out] = _exits(cal.scores[left_out].T, thresholds)
+    mean, error = exits.mean(axis=1), exits.std(axis=1) / math.sqrt(max(n - 1, 1))
+    wide = norm.isf(tail) * error
+    frame = pd.DataFrame(
+        {
+            "epsilon": [float(level) for level in levels],
+            "threshold": whole[:, 0] if calibrator.form == "one" else np.nan,
+            "layers": mean,
+            "low": np.maximum(mean - wide, 1),
+            "high": np.minimum(mean + wide, table.n_layers),
+        }
+    )
+    laws = [
+        coverage_quantiles(cal, level, method, (tail, 0.5, 1 - tail), options) for level in levels
+    ]
+    frame[["coverage_low", "coverage_median", "coverage_high"]] = np.array(laws)
+    return frame
+
+
+def coverage_quantiles(
+    cal: CalibrationSet,
+    epsilon: Number,
+    method: str,
+    quantiles: Sequence[float] = (0.05, 0.5, 0.95),
+    options: Mapping[str, Any] | None = None,
+) -> Floats:
+    """Quantiles of this calibration's coverage P(V <= threshold) over draws of the calibration set.
+
+    The threshold is the k-th smallest of n values: Beta(k, n+1-k), for values without ties; 1 where
+    the threshold is infinite; NaN for methods that are no order statistic of V.
+    """
+    level, options = probability(epsilon, "epsilon"), options or {}
+    n = len(cal.worst_given_some()) if method == "shared" else cal.n
+    if method in ("shared", "shared_all", "first_exit"):
+        rank = conformal_rank(n, 1 - level)
+    elif method == "pac":
+        rank = n - most_errors(n, level, probability(options.get("delta", 0.01), "delta"))
+    elif method == "band":
+        share = probability(options.get("delta", 0.01), "delta") / options.get("choices", 1)
+        bounds = coverage_band(n, share)
+        rank = n - len(bounds) + 1 + int(np.searchsorted(bounds, float(1 - level)))
+    else:
+        return np.full(len(quantiles), np.nan)
+    if rank > n:
+        return np.ones(len(quantiles))
+    return beta.ppf(quantiles, rank, n + 1 - rank)
+
+
+def _exits(scores: Floats, thresholds: Floats) -> Ints:
     """Exit layers (epsilons, inputs) of scores (l-1, inputs) for all rows of thresholds (epsilons,
     l-1) at once.
     """
@@ -247,34 +354,47 @@ def _exits(scores, thresholds):
     return exits
 
 
-def _thresholds(part, levels, name, options, delta):
+def _thresholds(
+    part: CalibrationSet,
+    levels: Sequence[Fraction],
+    name: str,
+    options: Mapping[str, Any],
+    delta: Number,
+) -> tuple[Floats, Floats | None]:
     """Thresholds for all levels, and the bounds the method reports, if it does."""
     if name == "naive":
-        return naive(part, levels, **{"delta": delta} | options)
+        return naive(part, levels, **{"delta": delta, **options})
     return find_method(name).thresholds(part, levels, **options), None
 
 
-def _note_refusals(refused, part, levels, name, measure, thresholds, options):
+def _note_refusals(
+    refused: dict[tuple[str, str, Fraction], tuple[int, str]],
+    part: CalibrationSet,
+    levels: Sequence[Fraction],
+    name: str,
+    measure: str,
+    thresholds: Floats,
+    options: Mapping[str, Any],
+) -> None:
     """Count the trials in which a calibrator could not promise epsilon, with the first reason
     given.
     """
     for level, row in zip(levels, thresholds):
         if np.isposinf(row).any():
             key = name, measure, level
-            count, reason = (
-                refused[key] if key in refused else (0, why_not(part, level, name, row, options))
-            )
-            if reason:
-                refused[key] = count + 1, reason
+            if key in refused:
+                refused[key] = refused[key][0] + 1, refused[key][1]
+            elif reason := why_not(part, level, name, row, options):
+                refused[key] = 1, reason
 
 
-def _bounds(agree, n, delta):
+def _bounds(agree: Ints, n: int, delta: Number) -> Floats:
     """Proposition 3.1 for an array of counts; few of them differ, and the bound is slow."""
     counts, inverse = np.unique(agree, return_inverse=True)
     return clopper_pearson(counts, n, delta)[inverse].reshape(agree.shape)
 
 
-def summary(frame, low=0.16, high=0.84):
+def summary(frame: pd.DataFrame, low: float = 0.16, high: float = 0.84) -> pd.DataFrame:
     """Means over trials with the 16th and 84th percentile, as the paper shades them."""
     keys = ["method", "measure", "epsilon"]
     values = [column for column in frame.columns if column not in keys + ["trial"]]
@@ -284,10 +404,9 @@ def summary(frame, low=0.16, high=0.84):
 
 
 # --- layer by layer
-# -------------------------------------------------------------------------------------------------
 
 
-def auroc(scores, positive):
+def auroc(scores: ArrayLike, positive: ArrayLike) -> float:
     """The probability that a positive input scores above a negative one (ties count half); NaN if
     either kind is missing.
     """
@@ -298,23 +417,25 @@ def auroc(scores, positive):
     return (rankdata(scores)[positive].sum() - n * (n + 1) / 2) / (n * m)
 
 
-def calibration_error(confidence, right, bins=15):
+def calibration_error(confidence: ArrayLike, right: ArrayLike, bins: int = 15) -> float:
     """Expected calibration error (Guo et al. 2017): mean gap between confidence and accuracy over
     equal bins.
     """
-    index = np.minimum((np.asarray(confidence) * bins).astype(int), bins - 1)
+    confidence, right = np.asarray(confidence), np.asarray(right)
+    index = np.minimum((confidence * bins).astype(int), bins - 1)
     gaps = np.bincount(index, confidence, bins) - np.bincount(index, right, bins)
     return np.abs(gaps).sum() / len(index)
 
 
-def by_layer(table, temperature=None):
+def by_layer(table: ScoreTable, temperature: ArrayLike | None = None) -> pd.DataFrame:
     """One row a layer: consistency, accuracy (or correlation), AUROC of M_k and of p max for
     consistency, calibration error.
 
     With the heads' temperatures (l-1,) the calibration error before temperature scaling is given,
     too.
     """
-    consistent, predictions, rows = table.consistent, table.predictions, []
+    consistent, predictions = table.consistent, table.predictions
+    rows: list[dict[str, Any]] = []
     correct = None if table.labels is None else table.correct
     softmax = None if table.regression else table.scores("sm")
     plain = None
@@ -323,15 +444,16 @@ def by_layer(table, temperature=None):
         unscaled[:, :-1] *= np.asarray(temperature)[:, None]
         plain = ScoreTable(unscaled, table.meta).scores("sm")
     for k in range(table.n_layers - 1):
-        row = {"layer": k + 1, "consistency": consistent[:, k].mean()}
+        row: dict[str, Any] = {"layer": k + 1, "consistency": consistent[:, k].mean()}
         if table.labels is not None and table.regression:
             row["correlation"] = np.corrcoef(predictions[:, k], table.labels)[0, 1]
-        elif table.labels is not None:
+        elif correct is not None:
             row["accuracy"] = correct[:, k].mean()
-        row["auroc_meta"] = auroc(table.meta[:, k], consistent[:, k])
+        if table.meta is not None:
+            row["auroc_meta"] = auroc(table.meta[:, k], consistent[:, k])
         if softmax is not None:
             row["auroc_sm"] = auroc(softmax[:, k], consistent[:, k])
-        if softmax is not None and table.labels is not None:
+        if softmax is not None and correct is not None:
             if plain is not None:
                 row["ece_before"] = calibration_error(plain[:, k], correct[:, k])
             row["ece"] = calibration_error(softmax[:, k], correct[:, k])
@@ -339,7 +461,15 @@ def by_layer(table, temperature=None):
     return pd.DataFrame(rows)
 
 
-def recalibrate(table, n, settings, epsilons, trials=50, seed=0, measure="meta"):
+def recalibrate(
+    table: ScoreTable,
+    n: int,
+    settings: Sequence[tuple[str, Number | None]],
+    epsilons: Sequence[Number],
+    trials: int = 50,
+    seed: int = 0,
+    measure: str = "meta",
+) -> pd.DataFrame:
     """Calibrate on n random inputs, again and again, and look at all the others: a tidy frame, a
     row a trial.
 
@@ -347,10 +477,8 @@ def recalibrate(table, n, settings, epsilons, trials=50, seed=0, measure="meta")
                method has none
     Columns: method, delta, epsilon, trial, n, threshold (`inf` where n is too small), risk, layers.
     """
-    cal, depth = (
-        CalibrationSet(table.scores(measure), table.consistent),
-        np.indices(table.logits.shape[:2])[1] + 1,
-    )
+    cal = CalibrationSet(table.scores(measure), table.consistent)
+    depth = np.indices(table.logits.shape[:2])[1] + 1
     steps, rows = cal.events.steps(depth), []
     levels = [probability(epsilon, "epsilon") for epsilon in epsilons]
     for trial in range(trials):

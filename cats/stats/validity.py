@@ -9,37 +9,47 @@ such breakages.
 """
 
 import warnings
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from cats.stats.calibrators import (
+from cats.stats.calibrators import METHODS, CalibrationSet, calibrate, naive
+from cats.stats.exits import agreement, exit_layers, first_above, worst_score
+from cats.stats.groups import calibrate_groups
+from cats.stats.quantiles import (
+    Bools,
     CalibrationWarning,
-    calibrate,
+    Floats,
+    Ints,
+    Number,
     clopper_pearson,
     conformal_quantile,
     conformal_rank,
+    coverage_band,
     exact,
-    exit_layers,
-    first_above,
     most_errors,
-    worst_score,
 )
+from cats.stats.risk import calibrate_risk, worst_loss
 from cats.stats.synthetic import Synthetic
+from cats.stats.table import ScoreTable
+
+Quantile = Callable[[Floats, Number], float]
 
 # --- exact laws
-# --------------------------------------------------------------------------------------------------
 
 
-def coverage_law(n, epsilon):
-    """The law of P(V <= threshold), given the calibration set: Beta(r, n+1-r), for continuous V."""
+def coverage_law(n: int, epsilon: float) -> Any:
+    """The law of P(V <= threshold) over draws of the calibration set: Beta(r, n+1-r), for V without
+    ties.
+    """
     rank = conformal_rank(n, 1 - exact(epsilon))
     return stats.beta(rank, n + 1 - rank)
 
 
-def covered_law(n, n_test, epsilon):
+def covered_law(n: int, n_test: int, epsilon: float) -> Any:
     """The law of the number of covered test inputs over random splits of one fixed pool without
     ties.
     """
@@ -48,7 +58,6 @@ def covered_law(n, n_test, epsilon):
 
 
 # --- checks
-# --------------------------------------------------------------------------------------------------
 
 
 class Check(NamedTuple):
@@ -63,18 +72,26 @@ class Check(NamedTuple):
     false_alarm: float  # P(seen outside [low, high]) if the claim holds
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         return bool(self.low <= self.seen <= self.high)
 
 
-def as_frame(checks):
+def as_frame(checks: Sequence[Check]) -> pd.DataFrame:
     """Checks as the table a reviewer reads."""
     frame = pd.DataFrame(checks, columns=Check._fields)
     frame["verdict"] = ["holds" if check.ok else "FAILS" for check in checks]
     return frame
 
 
-def count_check(claim, simulated, count, trials, p, alarm, side="both"):
+def count_check(
+    claim: str,
+    simulated: str,
+    count: int,
+    trials: int,
+    p: float,
+    alarm: float,
+    side: str = "both",
+) -> Check:
     """A count that is Binomial(trials, p); `side` "low" or "high" when the claim only bounds it on
     that side.
     """
@@ -95,7 +112,7 @@ def count_check(claim, simulated, count, trials, p, alarm, side="both"):
     )
 
 
-def uniform_check(claim, simulated, law, values, alarm):
+def uniform_check(claim: str, simulated: str, law: str, values: Floats, alarm: float) -> Check:
     """Values that are uniform on (0, 1) if the law holds: the Kolmogorov-Smirnov distance, with its
     exact law.
     """
@@ -112,7 +129,6 @@ def uniform_check(claim, simulated, law, values, alarm):
 
 
 # --- simulation
-# --------------------------------------------------------------------------------------------------
 
 
 class Calibrations(NamedTuple):
@@ -127,8 +143,16 @@ class Calibrations(NamedTuple):
 
 
 def simulate(
-    population, method, n, epsilon, trials, seed, calibrate=calibrate, given_right=False, **options
-):
+    population: Synthetic,
+    method: str,
+    n: int,
+    epsilon: float,
+    trials: int,
+    seed: int,
+    calibrate: Callable[..., Floats] = calibrate,
+    given_right: bool = False,
+    **options: Any,
+) -> Calibrations:
     """Calibrate `trials` times on n fresh inputs each; `given_right` keeps only those where F is
     right.
     """
@@ -152,17 +176,17 @@ def simulate(
     return Calibrations(*map(np.array, zip(*results)))
 
 
-def _agrees(scores, consistent, thresholds):
-    """Whether G = F for each input; thresholds (l-1,), or (n, l-1) with some for each input."""
-    padded = np.column_stack([consistent, np.ones(len(scores), bool)])
-    return padded[np.arange(len(scores)), first_above(scores, thresholds) - 1]
-
-
 # --- the claims
-# --------------------------------------------------------------------------------------------------
 
 
-def lemma_a1(n=20, level=0.9, trials=20_000, seed=0, alarm=1e-5, quantile=conformal_quantile):
+def lemma_a1(
+    n: int = 20,
+    level: Number = 0.9,
+    trials: int = 20_000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    quantile: Quantile = conformal_quantile,
+) -> Check:
     """Lemma A.1: a fresh value is at most the inflated quantile with probability r/(n+1), r =
     ⌈level·(n+1)⌉.
     """
@@ -175,15 +199,15 @@ def lemma_a1(n=20, level=0.9, trials=20_000, seed=0, alarm=1e-5, quantile=confor
 
 
 def proposition_31(
-    population=Synthetic(),
-    n=400,
-    t=0.85,
-    delta=0.01,
-    trials=4000,
-    seed=0,
-    alarm=1e-5,
-    bound=clopper_pearson,
-):
+    population: Synthetic = Synthetic(),
+    n: int = 400,
+    t: float = 0.85,
+    delta: float = 0.01,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    bound: Callable[..., Any] = clopper_pearson,
+) -> Check:
     """Proposition 3.1: the Clopper-Pearson bound lies below the true consistency with probability
     at least 1-delta.
     """
@@ -192,7 +216,7 @@ def proposition_31(
     agree = np.empty(trials, int)
     for i in range(trials):
         scores, consistent, _ = population.draw(n, rng)
-        agree[i] = _agrees(scores, consistent, thresholds).sum()
+        agree[i] = agreement(consistent, first_above(scores, thresholds)).sum()
     possible = np.arange(n + 1)
     below = (
         stats.binom.sf(possible - 1, n, truth) >= delta
@@ -206,8 +230,12 @@ def proposition_31(
 
 
 def proposition_41(
-    population=Synthetic(), inputs=200_000, seed=0, exits=exit_layers, statistic=worst_score
-):
+    population: Synthetic = Synthetic(),
+    inputs: int = 200_000,
+    seed: int = 0,
+    exits: Callable[..., Ints] = exit_layers,
+    statistic: Callable[..., Floats] = worst_score,
+) -> Check:
     """Proposition 4.1: G differs from F only where some inconsistent layer lies outside the
     predicted set.
     """
@@ -217,10 +245,8 @@ def proposition_41(
     violations = 0
     for rows in np.array_split(np.arange(inputs), 200):
         t = np.round(rng.random(), 2)
-        padded = np.column_stack([consistent[rows], np.ones(len(rows), bool)])
-        wrong = ~padded[
-            np.arange(len(rows)), exits(scores[rows], np.full(population.layers - 1, t)) - 1
-        ]
+        left_at = exits(scores[rows], np.full(population.layers - 1, t))
+        wrong = ~agreement(consistent[rows], left_at)
         violations += int((wrong & ~(statistic(scores[rows], consistent[rows]) > t)).sum())
     simulated = f"{inputs:,} inputs, 200 thresholds, scores with ties"
     return Check(
@@ -228,7 +254,12 @@ def proposition_41(
     )
 
 
-def first_exit_inclusion(population=Synthetic(), inputs=200_000, seed=0, exits=exit_layers):
+def first_exit_inclusion(
+    population: Synthetic = Synthetic(),
+    inputs: int = 200_000,
+    seed: int = 0,
+    exits: Callable[..., Ints] = exit_layers,
+) -> Check:
     """The inclusion behind `first_exit`: G differs from F only where an inconsistent record exceeds
     the threshold.
     """
@@ -239,23 +270,23 @@ def first_exit_inclusion(population=Synthetic(), inputs=200_000, seed=0, exits=e
 
 
 def marginal(
-    method,
-    population=Synthetic(),
-    n=100,
-    epsilon=0.1,
-    trials=4000,
-    seed=0,
-    alarm=1e-5,
-    tested=None,
-    claim=None,
-    **options,
-):
+    method: str,
+    population: Synthetic = Synthetic(),
+    n: int = 100,
+    epsilon: float = 0.1,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    tested: Synthetic | None = None,
+    claim: str | None = None,
+    **options: Any,
+) -> Check:
     """P(G(x) = F(x)) >= 1-epsilon over calibration set and test input; `tested` is another test
     population.
     """
     thresholds = simulate(population, method, n, epsilon, trials, seed, **options).thresholds
     scores, consistent, _ = (tested or population).draw(trials, np.random.default_rng([seed, 1]))
-    agree = _agrees(scores, consistent, thresholds).sum()
+    agree = agreement(consistent, first_above(scores, thresholds)).sum()
     simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, one test input each"
     return count_check(
         claim or f"{method}: P(G=F) ≥ 1-ε", simulated, agree, trials, 1 - epsilon, alarm, side="low"
@@ -263,22 +294,41 @@ def marginal(
 
 
 def relative_accuracy(
-    population=Synthetic(), n=100, epsilon=0.1, trials=4000, seed=0, alarm=1e-5, **options
-):
-    """Calibrated where F is right, G agrees with F there with probability at least 1-epsilon."""
+    population: Synthetic = Synthetic(layers=2, right=(0.0, 0.95)),
+    n: int = 100,
+    epsilon: float = 0.1,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    given_right: bool = True,
+    **options: Any,
+) -> Check:
+    """Calibrated where F is right, G agrees with F there with probability at least 1-epsilon.
+
+    In this population F is right on hard inputs more often, so that calibrating on all inputs
+    (given_right=False) must fail; and with a single early layer G differs from F wherever V > τ.
+    """
     found = simulate(
-        population, "first_exit", n, epsilon, trials, seed, given_right=True, **options
+        population, "first_exit", n, epsilon, trials, seed, given_right=given_right, **options
     )
     rng = np.random.default_rng([seed, 1])
     scores, consistent, hard = population.draw(trials, rng)
     right = rng.random(trials) < population.p_right[hard]
-    agree = _agrees(scores, consistent, found.thresholds)[right].sum()
+    agree = agreement(consistent, first_above(scores, found.thresholds))[right].sum()
     simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, test inputs where F is right"
     claim = "labelled: P(G=F | F=Y) ≥ 1-ε"
     return count_check(claim, simulated, agree, right.sum(), 1 - epsilon, alarm, side="low")
 
 
-def coverages(method, population=Synthetic(), n=100, epsilon=0.1, trials=4000, seed=0, **options):
+def coverages(
+    method: str,
+    population: Synthetic = Synthetic(),
+    n: int = 100,
+    epsilon: float = 0.1,
+    trials: int = 4000,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[Floats, Floats]:
     """The true coverage P(V <= threshold) of each calibration, and the same made uniform by its
     exact Beta law.
 
@@ -293,17 +343,17 @@ def coverages(method, population=Synthetic(), n=100, epsilon=0.1, trials=4000, s
 
 
 def coverage(
-    method,
-    population=Synthetic(),
-    n=100,
-    epsilon=0.1,
-    trials=4000,
-    seed=0,
-    alarm=1e-5,
-    claim=None,
-    **options,
-):
-    """Given the calibration set, the coverage of V follows a Beta law exactly."""
+    method: str,
+    population: Synthetic = Synthetic(),
+    n: int = 100,
+    epsilon: float = 0.1,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    claim: str | None = None,
+    **options: Any,
+) -> Check:
+    """Over draws of the calibration set, the coverage of V follows a Beta law exactly."""
     _, uniform = coverages(method, population, n, epsilon, trials, seed, **options)
     law = (
         "Beta(r, m+1-r), m inputs with an inconsistent layer"
@@ -315,8 +365,15 @@ def coverage(
 
 
 def independent_coverage(
-    population=Synthetic(), layer=3, n=800, epsilon=0.5, trials=2000, seed=0, alarm=1e-5, **options
-):
+    population: Synthetic = Synthetic(),
+    layer: int = 3,
+    n: int = 800,
+    epsilon: float = 0.5,
+    trials: int = 2000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    **options: Any,
+) -> Check:
     """Theorem 4.4, one layer of it: the coverage of the inconsistent scores at layer k follows
     Beta(r, n_k+1-r).
     """
@@ -337,15 +394,15 @@ def independent_coverage(
 
 
 def pac_law(
-    population=Synthetic(),
-    n=300,
-    epsilon=0.1,
-    delta=0.05,
-    trials=4000,
-    seed=0,
-    alarm=1e-5,
-    **options,
-):
+    population: Synthetic = Synthetic(),
+    n: int = 50,
+    epsilon: float = 0.1,
+    delta: float = 0.05,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    **options: Any,
+) -> Check:
     """`pac`: the coverage of V misses 1-epsilon with probability BinomCDF(m; n, epsilon) <= delta,
     exactly.
     """
@@ -359,16 +416,16 @@ def pac_law(
 
 
 def high_probability(
-    method,
-    population=Synthetic(),
-    n=300,
-    epsilon=0.1,
-    delta=0.05,
-    trials=4000,
-    seed=0,
-    alarm=1e-5,
-    **options,
-):
+    method: str,
+    population: Synthetic = Synthetic(),
+    n: int = 300,
+    epsilon: float = 0.1,
+    delta: float = 0.05,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    **options: Any,
+) -> Check:
     """P(true risk > epsilon) <= delta, for `pac` and `ltt`."""
     thresholds = simulate(
         population, method, n, epsilon, trials, seed, delta=delta, **options
@@ -381,15 +438,15 @@ def high_probability(
 
 
 def tuned_bound(
-    population=Synthetic(skill=0.3),
-    n=100,
-    epsilon=0.1,
-    delta=0.1,
-    trials=1000,
-    seed=0,
-    alarm=1e-5,
-    same_data=False,
-):
+    population: Synthetic = Synthetic(skill=0.3),
+    n: int = 100,
+    epsilon: float = 0.1,
+    delta: float = 0.1,
+    trials: int = 1000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    same_data: bool = False,
+) -> Check:
     """Section 3.3: thresholds tuned on one sample (Eq. 3), Proposition 3.1's bound from a second
     one.
 
@@ -401,7 +458,9 @@ def tuned_bound(
         tune, rest = population.draw(n, rng)[:2], population.draw(n, rng)[:2]
         thresholds = _tune(*tune, epsilon, rng)
         scores, consistent = tune if same_data else rest
-        bound = clopper_pearson(_agrees(scores, consistent, thresholds).sum(), n, delta)
+        bound = clopper_pearson(
+            agreement(consistent, first_above(scores, thresholds)).sum(), n, delta
+        )
         missed += int(bound > 1 - population.risk(thresholds))
     where = "the tuning sample" if same_data else "a second sample"
     simulated = (
@@ -413,25 +472,35 @@ def tuned_bound(
     )
 
 
-def _tune(scores, consistent, epsilon, rng, candidates=200):
+def _tune(
+    scores: Floats,
+    consistent: Bools,
+    epsilon: float,
+    rng: np.random.Generator,
+    candidates: int = 200,
+) -> Floats:
     """Eq. 3 by random search, each layer with a threshold of its own: fewest layers among the
     consistent enough.
     """
     thresholds = rng.random((candidates, 1, scores.shape[1])) ** 0.25  # mostly strict
-    above = np.concatenate(
-        [scores > thresholds, np.ones((candidates, len(scores), 1), bool)], axis=-1
+    many = first_above(
+        np.tile(scores, (candidates, 1)), np.repeat(thresholds[:, 0], len(scores), axis=0)
     )
-    exits = above.argmax(axis=-1)  # (candidates, n)
-    right = np.column_stack([consistent, np.ones(len(scores), bool)])[
-        np.arange(len(scores)), exits
-    ].mean(axis=1)
-    layers = np.where(right >= 1 - epsilon, exits.mean(axis=1), np.inf)
+    agree = agreement(np.tile(consistent, (candidates, 1)), many)
+    right = agree.reshape(candidates, -1).mean(axis=1)
+    layers = np.where(right >= 1 - epsilon, many.reshape(candidates, -1).mean(axis=1), np.inf)
     return thresholds[layers.argmin(), 0]
 
 
 def random_splits(
-    values, n, epsilon, trials=2000, seed=0, alarm=1e-5, claim="random splits of one pool"
-):
+    values: Floats,
+    n: int,
+    epsilon: float,
+    trials: int = 2000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    claim: str = "random splits of one pool",
+) -> Check:
     """Over random splits of a fixed pool of values without ties the number covered is BetaBinomial,
     on any data.
     """
@@ -440,7 +509,16 @@ def random_splits(
     return covered_check(claim, counts, n, len(values) - n, epsilon, rng, alarm)
 
 
-def covered_counts(values, n, n_test, epsilon, trials, rng, quantile=conformal_quantile, seen=0):
+def covered_counts(
+    values: Floats,
+    n: int,
+    n_test: int,
+    epsilon: float,
+    trials: int,
+    rng: np.random.Generator,
+    quantile: Quantile = conformal_quantile,
+    seen: int = 0,
+) -> Ints:
     """How many of n_test inputs are covered by the quantile of n others, one number a random split
     of a pool of values.
 
@@ -454,7 +532,15 @@ def covered_counts(values, n, n_test, epsilon, trials, rng, quantile=conformal_q
     return counts
 
 
-def covered_check(claim, counts, n, n_test, epsilon, rng, alarm):
+def covered_check(
+    claim: str,
+    counts: Ints,
+    n: int,
+    n_test: int,
+    epsilon: float,
+    rng: np.random.Generator,
+    alarm: float,
+) -> Check:
     """Counts against their BetaBinomial law: a discrete law becomes uniform when its jumps are
     filled at random.
     """
@@ -469,7 +555,7 @@ def covered_check(claim, counts, n, n_test, epsilon, rng, alarm):
     )
 
 
-def untied(table, measure="meta", seed=0):
+def untied(table: ScoreTable, measure: str = "meta", seed: int = 0) -> Floats:
     """V of `first_exit` for every input of a table, with ties broken at random: scores become ranks
     in the whole table, and inputs without an inconsistent record (V = -inf) get random places below
     them.
@@ -481,48 +567,396 @@ def untied(table, measure="meta", seed=0):
     return np.where(np.isneginf(values), -1 - rng.random(len(values)), values)
 
 
+# --- claims beyond the paper, and remarks
+
+
+def remark_43(
+    population: Synthetic = Synthetic(),
+    inputs: int = 50_000,
+    seed: int = 0,
+    exits: Callable[..., Ints] = exit_layers,
+) -> Check:
+    """Remark 4.3: the exit is the first layer outside the set C of Eq. 4, and layers after it need
+    not be known.
+
+    C is built in full for every input; then all scores after the exit are replaced at random, and
+    the exit must stay.
+    """
+    rng = np.random.default_rng(seed)
+    scores, _, _ = population.draw(inputs, rng)
+    scores = np.round(scores, 2)
+    thresholds = np.round(rng.random(population.layers - 1) ** 0.5, 2)
+    inside = np.column_stack([scores <= thresholds, np.zeros(inputs, bool)])  # C, and l outside it
+    first = (~inside).argmax(axis=1) + 1
+    after = np.arange(1, population.layers) > first[:, None]
+    unknown = np.where(after, rng.random(scores.shape), scores)
+    moved = (exits(scores, thresholds) != first) | (exits(unknown, thresholds) != first)
+    return Check(
+        "Remark 4.3: C need not be built",
+        f"{inputs:,} inputs, scores after the exit replaced",
+        "no exit moves",
+        float(moved.sum()),
+        0,
+        0,
+        0.0,
+    )
+
+
+def spread(n: int, layers: int, rng: np.random.Generator) -> tuple[Floats, Bools]:
+    """Inputs for which the union bound of Theorem 4.4 is an equality: every early layer is wrong,
+    and one of them, at random, scores above all the others.
+    """
+    scores = rng.random((n, layers - 1))
+    scores[np.arange(n), rng.integers(layers - 1, size=n)] += 1
+    return scores, np.zeros((n, layers - 1), bool)
+
+
+def tight_union(
+    weights: Sequence[float] | None = None,
+    n: int = 199,
+    epsilon: float = 0.4,
+    layers: int = 5,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    calibrate: Callable[..., Floats] = calibrate,
+    claim: str = "Theorem 4.4 where it is tight",
+) -> Check:
+    """Theorem 4.4 where the union bound loses nothing: P(G != F) = Σ (1 - r_k/(n+1)) exactly, with
+    any weights (Remark 4.5).
+    """
+    rng, agree = np.random.default_rng(seed), 0
+    for _ in range(trials):
+        scores, consistent = spread(n + 1, layers, rng)
+        taus = calibrate(scores[:n], consistent[:n], epsilon, "independent", weights=weights)
+        agree += int(agreement(consistent[n:], first_above(scores[n:], taus))[0])
+    shares = [exact(1) / (layers - 1)] * (layers - 1)
+    if weights is not None:
+        shares = [exact(weight) for weight in weights]
+    ranks = [conformal_rank(n, 1 - share * exact(epsilon)) for share in shares]
+    p = 1 - sum(1 - rank / (n + 1) for rank in ranks)
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, all layers wrong, one test input"
+    return count_check(claim, simulated, agree, trials, p, alarm)
+
+
+def tuned_weights(
+    n: int = 59,
+    epsilon: float = 0.1,
+    layers: int = 9,
+    trials: int = 3000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    same_data: bool = False,
+) -> Check:
+    """Remark 4.5: weights may be tuned on a development set that does not calibrate.
+
+    The tuned weight opens the layer that seems to need the lowest threshold. With `same_data` it is
+    tuned on the calibration set: the mistake.
+    """
+    rng, agree = np.random.default_rng(seed), 0
+    for _ in range(trials):
+        scores, dev = rng.random((n + 1, layers - 1)), rng.random((n, layers - 1))
+        wrong = np.zeros((n, layers - 1), bool)
+        looked_at = scores[:n] if same_data else dev
+        best = np.quantile(looked_at, 1 - epsilon, axis=0).argmin()
+        weights = np.eye(layers - 1)[best]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)  # the other layers stay shut
+            taus = calibrate(scores[:n], wrong, epsilon, "independent", weights=list(weights))
+        agree += int((scores[n] <= taus).all())
+    p = conformal_rank(n, 1 - exact(epsilon)) / (n + 1)
+    where = "the calibration set" if same_data else "a development set"
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, weights tuned on {where}"
+    return count_check("Remark 4.5: tuned weights", simulated, agree, trials, p, alarm)
+
+
+def lottery(n: int, layers: int, risk: float, rng: np.random.Generator) -> tuple[Floats, Bools]:
+    """Inputs that all leave at one layer, which the threshold picks; every early layer is wrong on
+    the same share of inputs, each on its own. Whatever looks good was luck.
+    """
+    scores = np.tile(np.arange(1, layers) / layers, (n, 1))
+    return scores, rng.random((n, layers - 1)) >= risk
+
+
+def naive_bound(
+    risk: float = 0.2,
+    layers: int = 21,
+    n: int = 100,
+    epsilon: float = 0.1,
+    delta: float = 0.1,
+    trials: int = 2000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    method: Callable[..., tuple[Floats, Floats]] = naive,
+) -> Check:
+    """What `naive` reports exceeds the true consistency with probability at most delta.
+
+    Its threshold is tuned among layers of which some look better than they are (`lottery`).
+    """
+    rng, missed = np.random.default_rng(seed), 0
+    for trial in range(trials):
+        cal = CalibrationSet(*lottery(n, layers, risk, rng))
+        thresholds, bounds = method(cal, [exact(epsilon)], delta, seed=trial)
+        early = first_above(cal.scores[:1], thresholds[0])[0] < layers
+        missed += int(bounds[0] > (1 - risk if early else 1))
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, δ={delta}, its own bound"
+    return count_check(
+        "naive: P(bound > truth) ≤ δ", simulated, missed, trials, delta, alarm, side="high"
+    )
+
+
+def ltt_law(
+    risk: float = 0.12,
+    n: int = 30,
+    epsilon: float = 0.1,
+    delta: float = 0.2,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    calibrate: Callable[..., Floats] = calibrate,
+) -> Check:
+    """`ltt` along two thresholds: it certifies one with probability BinomCDF(m; n, risk) exactly,
+    where `risk` is that of the first.
+
+    The second, looser threshold has no risk at all (a confident layer 2 errs, layer 1 never does),
+    and yet may not be tried once the first has failed.
+    """
+    rng, found = np.random.default_rng(seed), 0
+    sequence = [0.8, 0.4]
+    for _ in range(trials):
+        scores = np.tile([0.5, 0.9], (n, 1))
+        consistent = np.column_stack([np.ones(n, bool), rng.random(n) >= risk])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)
+            taus = calibrate(scores, consistent, epsilon, "ltt", delta=delta, sequence=sequence)
+        found += int(np.isfinite(taus[0]))
+    p = stats.binom.cdf(most_errors(n, epsilon, delta), n, risk)
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, δ={delta}, risk {risk}, then 0"
+    return count_check("ltt: law of its first test", simulated, found, trials, p, alarm)
+
+
+def band_law(
+    population: Synthetic = Synthetic(),
+    n: int = 150,
+    delta: float = 0.1,
+    trials: int = 3000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    method: str = "band",
+) -> Check:
+    """`band`: with probability 1-delta exactly the coverage of V is at least 1-epsilon at every
+    epsilon <= ½ at once.
+
+    Its bounds b_k are the levels at which the threshold moves, so these epsilons are all there are.
+    Another `method` is read at the epsilon where it looks worst: what choosing after looking does.
+    """
+    rng = np.random.default_rng(seed)
+    bounds = coverage_band(n, exact(delta))
+    levels = [1 - exact(bound) for bound in bounds]
+    missed = 0
+    for _ in range(trials):
+        cal = CalibrationSet(*population.draw(n, rng)[:2])
+        taus = METHODS[method].thresholds(cal, levels, delta=delta)[:, 0]
+        missed += int((population.coverage(taus, "first_exit") < bounds).any())
+    simulated = f"{trials:,} calibrations, n={n}, δ={delta}, true coverage at all {len(bounds)} ε"
+    claim = f"{method}: P(coverage < 1-ε at some ε)"
+    return count_check(claim, simulated, missed, trials, delta, alarm)
+
+
+def expected_loss(
+    population: Synthetic = Synthetic(),
+    n: int = 15,
+    alpha: float = 0.1,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    calibrate: Callable[..., Floats] = calibrate_risk,
+) -> Check:
+    """`crc`: E[L(τ)] <= alpha for the monotone loss L, and so for the loss at the exit.
+
+    A wrong answer costs 1 or, on every other input, a half. The loss of one test input a
+    calibration becomes a coin with that probability, so that the count is binomial.
+    """
+    rng, count = np.random.default_rng(seed), 0
+    for _ in range(trials):
+        scores, consistent, _ = population.draw(n + 1, rng)
+        losses = ~consistent * rng.choice([0.5, 1], size=(n + 1, 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)
+            taus = calibrate(scores[:n], losses[:n], alpha, 1)
+        count += int(rng.random() < worst_loss(scores[n:], losses[n:], taus[0])[0])
+    simulated = f"{trials:,} calibrations, n={n}, α={alpha}, one test input each"
+    return count_check("crc: E[loss] ≤ α", simulated, count, trials, alpha, alarm, side="high")
+
+
+def group_coverage(
+    population: Synthetic = Synthetic(),
+    n: int = 400,
+    epsilon: float = 0.1,
+    trials: int = 1500,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    by_group: bool = True,
+) -> Check:
+    """Groups: the coverage of V among the hardest inputs follows Beta(r, m+1-r), m of them in the
+    calibration set.
+
+    With by_group=False one threshold for all is read in that group: it must fail there.
+    """
+    rng, uniform = np.random.default_rng(seed), []
+    hardest, last = population.harder(), len(population.difficulty) - 1
+    for _ in range(trials):
+        scores, consistent, hard = population.draw(n, rng)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)
+            if by_group:
+                tau = calibrate_groups(scores, consistent, hard, epsilon)[last][0]
+            else:
+                tau = calibrate(scores, consistent, epsilon, "first_exit")[0]
+        m = int((hard == last).sum())
+        rank = conformal_rank(m, 1 - exact(epsilon))
+        if rank > m:
+            continue  # too few: that group runs all layers
+        uniform.append(stats.beta.cdf(hardest.coverage(tau, "first_exit"), rank, m + 1 - rank))
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, the hardest tenth"
+    return uniform_check(
+        "groups: law of coverage in one", simulated, "Beta(r, m+1-r)", np.array(uniform), alarm
+    )
+
+
+def nearly_f(
+    population: Synthetic = Synthetic(),
+    n: int = 300,
+    epsilon: float = 0.1,
+    wrong: float = 0.03,
+    trials: int = 3000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    last: bool = True,
+) -> Check:
+    """A body whose last layer differs from F on a share `wrong` of the inputs: the coverage of V,
+    (1-wrong)·P(V <= τ), follows Beta(r, n+1-r) all the same.
+
+    With last=False its last layer is taken for F: the mistake.
+    """
+    rng, covered = np.random.default_rng(seed), np.empty(trials)
+    for i in range(trials):
+        scores, consistent, _ = population.draw(n, rng)
+        own = np.column_stack([consistent, rng.random(n) >= wrong])
+        taus = calibrate(scores, own if last else consistent, epsilon, "first_exit")
+        covered[i] = (1 - wrong) * population.coverage(taus[0], "first_exit")
+    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, last layer wrong on {wrong:.0%}"
+    uniform = coverage_law(n, epsilon).cdf(covered)
+    return uniform_check(
+        "a body that is nearly F: law of coverage", simulated, "Beta(r, n+1-r)", uniform, alarm
+    )
+
+
+def repeated_text(
+    population: Synthetic = Synthetic(layers=6),
+    share: float = 0.2,
+    n: int = 100,
+    epsilon: float = 0.1,
+    off: float = 1e-6,
+    trials: int = 4000,
+    seed: int = 0,
+    alarm: float = 1e-5,
+    margin: float | None = None,
+    claim: str = "margin: P(G=F) ≥ 1-ε at a tie",
+) -> Check:
+    """One text makes up a share of the traffic, and the runtime's scores are off by up to `off`.
+
+    The text is wrong where it scores highest, so the threshold is its own score, and a runtime that
+    rounds the other way leaves there. Calibrated with the margin, and exiting where score >
+    threshold + margin, the promise holds; with margin=0 it does not.
+    """
+    rng, agree = np.random.default_rng(seed), 0
+    margin = off if margin is None else margin
+    text = np.full(population.layers - 1, 0.999)  # three layers as sure as the measure can say
+    text[:-3] = 0.5
+    wrong = text > 0.9
+    for _ in range(trials):
+        scores, consistent, _ = population.draw(n + 1, rng)
+        same = rng.random(n + 1) < share
+        scores[same], consistent[same] = text, ~wrong
+        taus = calibrate(scores[:n], consistent[:n], epsilon, "first_exit", margin=margin)
+        seen = scores[n:] + off * rng.uniform(-1, 1, scores[n:].shape)
+        agree += int(agreement(consistent[n:], first_above(seen, taus + margin))[0])
+    simulated = (
+        f"{trials:,} calibrations, n={n}, ε={epsilon}, one text is {share:.0%}, scores off by {off}"
+    )
+    return count_check(claim, simulated, agree, trials, 1 - epsilon, alarm, side="low")
+
+
 # --- what must fail
-# -----------------------------------------------------------------------------------------------
 
 
-def quantile_without_infinity(values, level):
+def quantile_without_infinity(values: Floats, level: Number) -> float:
     """The empirical quantile, as most libraries have it: no ∞, rank ⌈level·n⌉."""
     rank = conformal_rank(len(values) - 1, level)
     return float(np.sort(values)[rank - 1])
 
 
-def quantile_off_by_one(values, level):
+def quantile_off_by_one(values: Floats, level: Number) -> float:
     """One rank too low."""
     rank = conformal_rank(len(values), level) - 1
     return float(np.sort(values)[rank - 1]) if rank <= len(values) else np.inf
 
 
-def controls(seed=0, alarm=1e-5):
+def naive_without_second_half(
+    cal: CalibrationSet, epsilons: Sequence[Any], delta: float, seed: int = 0
+) -> tuple[Floats, Floats]:
+    """`naive` with its bound from the half it was tuned on."""
+    thresholds, _ = naive(cal, epsilons, delta, seed)
+    rows = np.random.default_rng(seed).permutation(cal.n)
+    tuned = np.isin(np.arange(cal.n), rows[: cal.n // 2])
+    agree = agreement(cal.consistent, first_above(cal.scores, thresholds[0]))[tuned]
+    return thresholds, np.array([clopper_pearson(agree.sum(), len(agree), delta)])
+
+
+def risk_without_bound(scores: Floats, losses: Floats, alpha: float, bound: float) -> Floats:
+    """`crc` from the plain mean loss, without the bound added for the new input."""
+    n = len(scores)
+    return calibrate_risk(scores, losses, alpha + exact(bound) / (n + 1), bound)
+
+
+def without_stop(*arguments: Any, delta: float, sequence: Sequence[float]) -> Floats:
+    """`ltt` that goes on after a test has failed."""
+    for t in reversed(sequence):
+        taus = calibrate(*arguments, delta=delta, sequence=[t])
+        if np.isfinite(taus[0]):
+            break
+    return taus
+
+
+def controls(seed: int = 0, alarm: float = 1e-5) -> list[Check]:
     """Breakages that the checks above must catch: the check that has to fail for each."""
-    trained_on = Synthetic(
-        skill=Synthetic().skill + 2
-    )  # a meta classifier separates better where it was trained
-    common = {"seed": seed, "alarm": alarm}
-    return [
-        lemma_a1(quantile=quantile_without_infinity, **common)._replace(
-            claim="no ∞ in the quantile"
+    # a meta classifier separates better where it was trained
+    trained_on = Synthetic(skill=Synthetic().skill + 2)
+    common: dict[str, Any] = {"seed": seed, "alarm": alarm}
+    found = {
+        "no ∞ in the quantile": lemma_a1(8, quantile=quantile_without_infinity, **common),
+        "rank off by one": lemma_a1(quantile=quantile_off_by_one, **common),
+        "a bound without its margin": proposition_31(bound=lambda s, n, delta: s / n, **common),
+        "tuned and bounded on the same data": tuned_bound(trials=200, same_data=True, **common),
+        "naive's bound from its tuning half": naive_bound(
+            trials=300, method=naive_without_second_half, **common
         ),
-        lemma_a1(quantile=quantile_off_by_one, **common)._replace(claim="rank off by one"),
-        proposition_31(bound=lambda s, n, delta: s / n, **common)._replace(
-            claim="a bound without its margin"
+        "weights tuned on the calibration set": tuned_weights(same_data=True, **common),
+        "meta calibrated on its training data": marginal(
+            "first_exit", trained_on, tested=Synthetic(), **common
         ),
-        tuned_bound(same_data=True, **common)._replace(claim="tuned and bounded on the same data"),
-        marginal(
-            "first_exit",
-            trained_on,
-            tested=Synthetic(),
-            claim="meta calibrated on its training data",
-            **common,
+        "test inputs harder than calibration": marginal(
+            "first_exit", tested=Synthetic().harder(), **common
         ),
-        marginal(
-            "first_exit",
-            tested=Synthetic().harder(),
-            claim="test inputs harder than calibration",
-            **common,
+        "labelled, but calibrated on all inputs": relative_accuracy(given_right=False, **common),
+        "ltt without its stop": ltt_law(trials=200, calibrate=without_stop, **common),
+        "ε chosen after looking, with pac": band_law(trials=300, method="pac", **common),
+        "crc without the bound": expected_loss(calibrate=risk_without_bound, **common),
+        "one threshold for all, read in a hard group": group_coverage(
+            trials=60, by_group=False, **common
         ),
-    ]
+        "the last layer of another body taken for F": nearly_f(trials=300, last=False, **common),
+        "no margin at a tie": repeated_text(trials=2000, margin=0.0, **common),
+    }
+    return [check._replace(claim=claim) for claim, check in found.items()]

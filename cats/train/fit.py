@@ -5,7 +5,9 @@
 
 A recipe says what heads learn and what they read. `paper` is the paper's (Sections 3.1 and 3.2,
 Appendix B): labels, from [CLS]. `distilled` is ours: the promise is agreement with F, so heads
-learn F's own probabilities, from [CLS] and the mean over tokens.
+learn what F says, from [CLS] and the mean over tokens, and where an input is two texts also from
+how their means differ. (F's softmax as the target does a little better where F is sure of itself
+and much worse where it is not.)
 
 The l-1 heads do not share anything, so training them together gives what training them one by one
 would give, in seconds. Scales differ wildly between layers and models: what a head reads is
@@ -22,7 +24,17 @@ from torch.nn import functional as f
 from tqdm.auto import tqdm
 
 from cats._io import module_digest
-from cats.model.exits import D_E, READS, UNITS, Heads, Meta, early_outputs, features, vectors
+from cats.model.exits import (
+    D_E,
+    READS,
+    UNITS,
+    Heads,
+    Meta,
+    early_outputs,
+    features,
+    vectors,
+    widths,
+)
 from cats.stats.table import TAU, ScoreTable
 from cats.train.states import States
 
@@ -37,6 +49,7 @@ class Recipe:
     targets  what heads learn: "labels" (F's prediction where there are none), F's "prediction" or
              F's "softmax"; for regression F's output in both cases
     reads    what heads read of a layer: "cls" or "cls+mean"
+    pairs    where an input is two texts, heads also read how the means of the two differ
     history  heads also read the logits of earlier layers
     d_e      hidden units of a head
     units    hidden units of a meta classifier
@@ -45,6 +58,7 @@ class Recipe:
     name: str
     targets: str = "labels"
     reads: str = "cls"
+    pairs: bool = False
     history: bool = False
     d_e: int = D_E
     units: int = UNITS
@@ -57,7 +71,7 @@ class Recipe:
 
 RECIPES = {
     "paper": Recipe("paper"),
-    "distilled": Recipe("distilled", targets="softmax", reads="cls+mean"),
+    "distilled": Recipe("distilled", targets="prediction", reads="cls+mean", pairs=True),
 }
 
 
@@ -76,6 +90,11 @@ def find_recipe(recipe: str | Recipe, **changes) -> Recipe:
         said = " ".join(f"{name}={value}" for name, value in sorted(changes.items()))
         changes["name"] = f"{recipe.name} {said}"
     return replace(recipe, **changes)
+
+
+def reads_of(recipe: Recipe, states: States) -> str:
+    """What heads of a recipe read of these inputs."""
+    return f"{recipe.reads}+pair" if recipe.pairs and states.texts == 2 else recipe.reads
 
 
 def read_chunk(states: States, i: int, reads: str) -> Tensor:
@@ -205,13 +224,14 @@ def train_heads(
     """Early heads from extracted states (D_tune), without temperatures; and the losses."""
     recipe = find_recipe(recipe)
     torch.manual_seed(seed)
-    mean, std = moments(states, recipe.reads)
-    d = mean.shape[1] // len(recipe.reads.split("+"))
-    heads = Heads(len(mean), d, n_outputs, recipe.d_e, recipe.history, recipe.reads, recipe.name)
+    reads = reads_of(recipe, states)
+    mean, std = moments(states, reads)
+    d = mean.shape[1] // widths(reads)
+    heads = Heads(len(mean), d, n_outputs, recipe.d_e, recipe.history, reads, recipe.name)
     targets = targets_of(states, n_outputs, recipe.targets, labels)
 
     def prepare(i):
-        x = read_chunk(states, i, recipe.reads)[:, :-1].float()  # (rows, l-1, width)
+        x = read_chunk(states, i, reads)[:, :-1].float()  # (rows, l-1, width)
         x = ((x - mean) / std).transpose(0, 1).contiguous()  # (l-1, rows, width)
         some = targets[states.rows(i)]
         return x, some.expand(len(x), *some.shape)

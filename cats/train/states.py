@@ -47,7 +47,20 @@ def encode(tokenizer, texts, max_length):
     if not any(texts):
         return []
     encoded = tokenizer(*texts, truncation=True, max_length=max_length)
-    return [dict(zip(encoded, row)) for row in zip(*encoded.values())]
+    rows = [dict(zip(encoded, row)) for row in zip(*encoded.values())]
+    if len(texts) == 2 and encoded.is_fast:
+        for i, row in enumerate(rows):
+            row["second"] = second_text(encoded.sequence_ids(i))
+    return rows
+
+
+def second_text(sequence_ids):
+    """Where the second text of a pair begins; at the last token where nothing is left of it.
+
+    >>> second_text([None, 0, 0, None, 1, 1, None])
+    4
+    """
+    return sequence_ids.index(1) if 1 in sequence_ids else len(sequence_ids) - 1
 
 
 def tokenizer_hash(tokenizer):
@@ -63,14 +76,18 @@ def tokenizer_hash(tokenizer):
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
 
-def collate(tokenizer, rows, extra_padding=0):
+def collate(tokenizer, rows, extra_padding=0, pairs=False):
     """Rows padded on the right to the longest of them (and `extra_padding` columns more), as
-    tensors.
+    tensors; with `pairs` also where second texts begin, for `Backbone.start`.
     """
     longest = max(len(row["input_ids"]) for row in rows) + extra_padding
-    return tokenizer.pad(
-        rows, padding="max_length", max_length=longest, padding_side="right", return_tensors="pt"
+    plain = [{name: ids for name, ids in row.items() if name != "second"} for row in rows]
+    batch = tokenizer.pad(
+        plain, padding="max_length", max_length=longest, padding_side="right", return_tensors="pt"
     )
+    if pairs and "second" in rows[0]:
+        batch["second"] = torch.tensor([row["second"] for row in rows])
+    return batch
 
 
 def by_length(rows, tokens):
@@ -125,7 +142,8 @@ def extract(
         "model": backbone.fingerprint,
         "tokenizer": tokenizer_hash(tokenizer),
         "data": tasks.fingerprint(data),
-        "holds": "cls and mean in float32",
+        "holds": "cls, mean and pair in float32",
+        "texts": len(columns),
         "n": len(data),
         "chunk": chunk,
         "seed": seed,
@@ -155,9 +173,9 @@ def extract(
         for batch in by_length(rows, tokens):
             with torch.inference_mode():
                 with mixed(autocast, backbone):
-                    values = backbone.states(
-                        collate(tokenizer, [rows[j] for j in batch], backbone.extra_padding)
-                    )
+                    some = [rows[j] for j in batch]
+                    given = collate(tokenizer, some, backbone.extra_padding, pairs=True)
+                    values = backbone.states(given)
             for name, value in values.items():
                 if name not in parts:
                     parts[name] = np.empty((len(rows), *value.shape[1:]), np.float32)
@@ -192,6 +210,7 @@ class States:
         self.n, self.chunk = self.plan["n"], self.plan["chunk"]
         self.n_chunks = -(-self.n // self.chunk)
         self._order = np.random.default_rng(self.plan["seed"]).permutation(self.n)
+        self.texts = self.plan.get("texts", 1)  # of an input
         self._checked: set[int] = set()  # chunks whose numbers were compared with their hash
 
     def __len__(self):

@@ -92,6 +92,23 @@ def test_cls_after_every_layer(case, attention):
 
 
 @each_case
+def test_how_two_texts_differ(case):
+    """|a - b| and a·b of the means over either text, against a loop over rows."""
+    backbone = build(case)
+    batch = make_batch(backbone)
+    batch["second"] = torch.tensor([1 + length // 2 for length in LENGTHS])
+    state = backbone.step(backbone.start(batch), 1)
+    found = backbone.pair(state)
+    for row, (length, second) in enumerate(zip(LENGTHS, batch["second"].tolist())):
+        hidden = state.hidden[row]
+        a, b = hidden[:second].mean(0), hidden[second:length].mean(0)
+        expected = torch.cat([(a - b).abs(), a * b])
+        assert gap(found[row], expected) < TOLERANCE * max(1, expected.abs().max())
+    with pytest.raises(ValueError, match="read pairs of texts"):
+        backbone.pair(backbone.start(make_batch(backbone)))
+
+
+@each_case
 def test_one_row_without_mask_or_types(case):
     backbone = build(case)
     batch = {"input_ids": make_batch(backbone, [11], 11)["input_ids"]}

@@ -18,7 +18,7 @@ from cats._io import module_digest
 from cats.model.backbone import Backbone
 from cats.model.exits import Heads, Meta, predicted, score, vectors
 from cats.paper import timing
-from cats.runtime.cat import RUNTIME_MEASURES
+from cats.runtime.cat import runtime_measures
 from cats.runtime.scorer import Scorer, top_two
 from cats.stats.table import ScoreTable
 from cats.train import tasks
@@ -43,8 +43,11 @@ def random_cat(backbone, history=False, drop=(), n=ROWS, reads="cls"):
     meta.w_2 *= 4
     lengths = torch.randint(2, 18, (n,), generator=torch.Generator().manual_seed(2)).tolist()
     batch = make_batch(backbone, lengths, 20)
+    if "pair" in reads:
+        batch["second"] = torch.tensor([1 + length // 3 for length in lengths])
     states = backbone.states(batch)
-    logits, scores = score(heads, meta, vectors(reads, states["cls"], states["mean"]))
+    read = vectors(reads, *(states[name] for name in reads.split("+")))
+    logits, scores = score(heads, meta, read)
     logits = torch.cat([logits, states["logits"][:, None]], 1)
     table = ScoreTable(logits.numpy(), scores.numpy())
     return CAT(backbone, None, heads, meta, table), batch
@@ -99,7 +102,7 @@ def check_agreement(cat, batch, measure, sizes=(1, 2, 7, 32)):
     return np.bincount(expected, minlength=cat.backbone.n_layers + 1)
 
 
-@pytest.mark.parametrize("reads", ["cls", "cls+mean"])
+@pytest.mark.parametrize("reads", ["cls", "cls+mean", "cls+mean+pair"])
 @pytest.mark.parametrize("case", CASES)
 def test_exits_equal_the_table_for_every_family(case, reads):
     cat, batch = random_cat(build(case), reads=reads)
@@ -107,7 +110,7 @@ def test_exits_equal_the_table_for_every_family(case, reads):
     assert (counts > 0).sum() >= 2  # the mixed pattern is mixed
 
 
-@pytest.mark.parametrize("measure", RUNTIME_MEASURES)
+@pytest.mark.parametrize("measure", runtime_measures())
 def test_exits_equal_the_table_for_every_measure(measure):
     check_agreement(*random_cat(build("albert")), measure, sizes=(1, 7))
 
@@ -134,7 +137,7 @@ def test_the_top_two_are_what_the_tensors_say(logits):
     np.testing.assert_allclose([confidence, margin], margins[0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("measure", RUNTIME_MEASURES)
+@pytest.mark.parametrize("measure", runtime_measures())
 def test_a_nan_never_exits(measure):
     """An input whose early states are not numbers goes on to F, whatever the threshold."""
     cat, _ = random_cat(build("bert"))

@@ -11,19 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cats
-from cats.stats.calibrators import (
-    METHODS,
-    CalibrationSet,
+from cats.stats.calibrators import METHODS, CalibrationSet, naive, same_for_all_layers
+from cats.stats.exits import records, worst_score
+from cats.stats.groups import length_groups
+from cats.stats.quantiles import (
+    coverage_band,
+    crossing_probability,
     exact,
     most_errors,
-    naive,
-    records,
-    worst_score,
+    sorted_quantiles,
 )
+from cats.stats.risk import loss_at, worst_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 SEQUENCE = np.linspace(1, 0, 21)
-OPTIONS = {"ltt": {"sequence": SEQUENCE, "delta": 0.3}, "pac": {"delta": 0.3}}
+OPTIONS = {
+    "ltt": {"sequence": SEQUENCE, "delta": 0.3},
+    "pac": {"delta": 0.3},
+    "band": {"delta": 0.3},
+}
 EPSILONS = st.sampled_from([0.01, 0.05, 0.07, 0.1, 0.2, 0.25, 1 / 3, 0.5, 0.9])
 
 
@@ -280,6 +286,8 @@ WARNINGS = {
     ),
     "pac": r"at least 459 inputs, there are 10;",
     "ltt": r"at least 459 inputs, there are 10;",
+    "band": r"at least 762 inputs, there are 10;",
+    "crc": r"at least 99 inputs, there are 10;",
 }
 
 
@@ -355,3 +363,293 @@ def test_bad_input_is_refused(arguments, options, error, message):
 def test_bad_input_elsewhere(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+# --- agreement and the registry
+
+
+@given(case=cases(), seed=st.integers(0, 99), own_last=st.booleans())
+def test_agreement_equals_the_slow_one(case, seed, own_last):
+    scores, consistent = case
+    rng, n = np.random.default_rng(seed), len(scores)
+    last = rng.random(n) < 0.5 if own_last else np.ones(n, bool)
+    given = np.column_stack([consistent, last]) if own_last else consistent
+    exits = rng.integers(1, scores.shape[1] + 2, n)
+    slow = [
+        bool(last[i]) if k > scores.shape[1] else oracles.agrees(consistent[i], k)
+        for i, k in enumerate(exits)
+    ]
+    assert cats.agreement(given, exits).tolist() == slow
+
+
+@pytest.mark.parametrize(
+    "consistent, exits, error, message",
+    [
+        (CONSISTENT, [1, 2, 3, 4], ValueError, r"1\.\.3, got 1\.\.4"),
+        (CONSISTENT, [0, 1, 2, 3], ValueError, r"1\.\.3, got 0\.\.3"),
+        (CONSISTENT, [1, 2], ValueError, "4 layers counted from 1"),
+        (CONSISTENT, [1.0, 2.0, 3.0, 3.0], ValueError, "counted from 1"),
+        (CONSISTENT.astype(int), [1, 1, 1, 1], TypeError, "boolean"),
+    ],
+)
+def test_agreement_refuses_what_are_no_exits(consistent, exits, error, message):
+    with pytest.raises(error, match=message):
+        cats.agreement(consistent, exits)
+
+
+@pytest.fixture
+def cautious():
+    """A calibrator from outside, in a few lines."""
+
+    @cats.calibrator("cautious", form="one", guarantee="marginal")
+    def cautious(cal, epsilons, part=2):
+        levels = [1 - epsilon / part for epsilon in epsilons]
+        return same_for_all_layers(cal, sorted_quantiles(cal.worst(), levels))
+
+    yield "cautious"
+    del METHODS["cautious"]
+
+
+def test_a_calibrator_from_outside_calibrates_and_is_evaluated(cautious):
+    table = cats.Synthetic(layers=5).table(300)
+    scores, consistent = table.scores(), table.consistent
+    found = cats.calibrate(scores, consistent, 0.2, cautious)
+    np.testing.assert_array_equal(found, cats.calibrate(scores, consistent, 0.1, "shared_all"))
+    found = cats.calibrate(scores, consistent, 0.4, cautious, part=4)
+    np.testing.assert_array_equal(found, cats.calibrate(scores, consistent, 0.1, "shared_all"))
+    frame = cats.evaluate(table, [cautious, "shared_all"], "meta", [0.1, 0.2], trials=2)
+    layers = frame.set_index(["method", "epsilon", "trial"]).sort_index()["layers"]
+    assert layers["cautious", 0.2].equals(layers["shared_all", 0.1])
+    with pytest.raises(TypeError, match="cautious takes part, not delta"):
+        cats.calibrate(scores, consistent, 0.2, cautious, delta=0.1)
+    with pytest.warns(cats.CalibrationWarning, match="cautious cannot promise epsilon=0.01"):
+        cats.calibrate(scores[:9], consistent[:9], 0.01, cautious)
+    with pytest.raises(ValueError, match="form must be"):
+        cats.calibrator("other", form="many", guarantee="none")
+
+
+# --- band
+
+
+@given(n=st.integers(1, 7), seed=st.integers(0, 999), exactly=st.booleans())
+@settings(deadline=None)
+def test_crossing_equals_the_law_of_counts(n, seed, exactly):
+    size = np.random.default_rng(seed).integers(1, n + 1)
+    levels = np.sort(np.random.default_rng(seed).random(size))
+    slow = 1 - oracles.stays_above(n, (1 - levels)[::-1])
+    assert crossing_probability(n, levels) == pytest.approx(slow, abs=1e-12)
+
+
+def test_crossing_in_closed_form():
+    a, b = 0.3, 0.6
+    assert crossing_probability(1, np.array([a])) == pytest.approx(1 - a)
+    assert crossing_probability(2, np.array([a])) == pytest.approx((1 - a) ** 2)
+    # both uniforms up to b, and not both above a
+    assert 1 - crossing_probability(2, np.array([a, b])) == pytest.approx(b**2 - (b - a) ** 2)
+    assert crossing_probability(2, np.array([a, 1.0])) == pytest.approx((1 - a) ** 2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 41])
+@pytest.mark.parametrize("delta", [0.3, 0.01])
+def test_band_crosses_with_probability_delta(n, delta):
+    bounds = coverage_band(n, delta)
+    assert len(bounds) == n - (n + 2) // 2 + 1 and (np.diff(bounds) > 0).all()
+    assert 1 - oracles.stays_above(n, bounds) == pytest.approx(delta, rel=1e-6)
+    assert 1 - oracles.stays_above(n, bounds) <= delta
+
+
+def test_band_large_sets_take_under_a_second_and_agree_with_simulation():
+    bounds = coverage_band(1000, 0.1)
+    top = np.sort(np.random.default_rng(0).random((2000, 1000)), axis=1)[:, -len(bounds) :]
+    missed = (top < bounds).any(axis=1).sum()  # Binomial(2000, 0.1), false alarm 1e-9
+    assert 125 <= missed <= 284
+
+
+def test_choices_share_delta():
+    scores, consistent = np.random.default_rng(0).random((300, 3)), np.zeros((300, 3), bool)
+    five = cats.calibrate(scores, consistent, 0.2, "band", delta=0.1, choices=5)
+    one = cats.calibrate(scores, consistent, 0.2, "band", delta=0.02)
+    assert (five == one).all() and (five > cats.calibrate(scores, consistent, 0.2, "pac")).all()
+    with pytest.raises(ValueError, match="choices"):
+        cats.calibrate(scores, consistent, 0.2, "band", choices=0)
+
+
+# --- margins: scores in units of 1/64, so that sums are exact
+
+
+@st.composite
+def rounded(draw):
+    """A calibration set, a margin, and what a runtime sees: scores off by at most the margin."""
+    scores, consistent = draw(cases())
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    scores, units = np.round(scores * 64) / 64, draw(st.integers(0, 6))
+    seen = scores + rng.integers(-units, units + 1, scores.shape) / 64
+    return scores, consistent, units / 64, seen
+
+
+@given(case=rounded(), t=st.integers(-3, 67))
+@settings(max_examples=200)
+def test_runtime_exits_lie_inside_the_controlled_event(case, t):
+    scores, consistent, margin, seen = case
+    exits = cats.exit_layers(seen, np.full(scores.shape[1], t / 64 + margin))
+    wrong = ~cats.agreement(consistent, exits)
+    for only_records in (False, True):
+        assert (worst_score(scores, consistent, only_records, margin) > t / 64)[wrong].all()
+    loss = loss_at((~consistent).astype(float), exits)
+    assert (worst_loss(scores, (~consistent).astype(float), t / 64, margin) >= loss).all()
+
+
+def test_without_the_margin_an_exit_escapes():
+    scores, consistent = np.array([[0.5, 0.5]]), np.array([[True, False]])
+    seen, t = np.array([[0.4375, 0.5625]]), 0.4375  # off by 1/16
+    exits = cats.exit_layers(seen, [t + 0.0625, t + 0.0625])
+    assert exits[0] == 2 and not cats.agreement(consistent, exits)[0]
+    assert not worst_score(scores, consistent, True)[0] > t
+    assert worst_score(scores, consistent, True, margin=0.0625)[0] > t
+
+
+@given(case=rounded(), epsilon=EPSILONS)
+@settings(deadline=None)
+def test_margins_only_make_thresholds_stricter(case, epsilon):
+    scores, consistent, margin, _ = case
+    for method in ("shared", "shared_all", "independent", "first_exit", "pac", "band", "crc"):
+        plain = cats.calibrate(scores, consistent, epsilon, method)
+        wide = cats.calibrate(scores, consistent, epsilon, method, margin=margin)
+        assert (wide >= plain).all()
+        if method.startswith("shared") or method == "independent" or not margin:
+            assert (wide == plain).all()
+
+
+def test_margins_are_refused_where_they_would_not_help():
+    for method in ("ltt", "naive"):
+        with pytest.raises(ValueError, match=f"{method} cannot take a margin"):
+            cats.calibrate(SCORES, CONSISTENT, 0.1, method, margin=0.1)
+    for bad in (-0.1, inf, float("nan")):
+        with pytest.raises(ValueError, match="margin must be"):
+            cats.calibrate(SCORES, CONSISTENT, 0.1, "first_exit", margin=bad)
+
+
+# --- a body that is only nearly F
+
+
+@given(case=cases(), epsilon=EPSILONS, seed=st.integers(0, 99))
+@settings(deadline=None)
+def test_a_last_layer_that_is_wrong_counts_as_infinite(case, epsilon, seed):
+    scores, consistent = case
+    last = np.random.default_rng(seed).random(len(scores)) < 0.9
+    own = np.column_stack([consistent, last])
+    values = np.where(last, oracles.first_exit_values(scores, consistent), inf)
+    found = cats.calibrate(scores, own, epsilon, "first_exit")
+    assert found[0] == oracles.quantile(values, oracles.level(epsilon))
+    crc = cats.calibrate(scores, own, epsilon, "crc")
+    assert crc[0] == found[0]
+    same = np.column_stack([consistent, np.ones(len(scores), bool)])
+    for method in METHODS:  # a last column that is always right changes nothing
+        np.testing.assert_array_equal(
+            cats.calibrate(scores, same, epsilon, method),
+            cats.calibrate(scores, consistent, epsilon, method),
+        )
+
+
+def test_too_many_wrong_last_layers_say_so():
+    scores, consistent = np.random.default_rng(0).random((99, 2)), np.ones((99, 2), bool)
+    for wrong, finite in ((9, True), (10, False)):  # at most ⌊ε(n+1)⌋ - 1 = 9
+        own = np.column_stack([consistent, np.arange(99) >= wrong])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tau = cats.calibrate(scores, own, 0.1, "first_exit")[0]
+        assert (tau < inf) == finite == (not caught)
+    assert "last layer differs from F on 10 of 99 inputs" in str(caught[0].message)
+    assert "let F itself run" in str(caught[0].message)
+    with pytest.raises(ValueError, match="independent takes the last layer for F"):
+        cats.calibrate(scores, own, 0.1, "independent")
+    cal = CalibrationSet(scores, own)
+    assert cal.lost == 10 and cal.errors(np.array([inf]))[0] == 10
+
+
+# --- losses
+
+
+@given(case=rounded(), alpha=EPSILONS, seed=st.integers(0, 99), own_last=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_risk_equals_its_definition(case, alpha, seed, own_last):
+    scores, consistent, margin, _ = case
+    rng = np.random.default_rng(seed)
+    losses = rng.choice([0.0, 0.3, 0.7, 1.0, 2.5], (len(scores), scores.shape[1] + own_last))
+    for bound in (1, 2.5):
+        found = cats.calibrate_risk(scores, losses, alpha, bound, margin=margin)
+        slow = oracles.crc(scores, consistent, alpha, losses, bound, margin)
+        np.testing.assert_array_equal(found, slow)
+
+
+@given(case=rounded(), epsilon=EPSILONS)
+@settings(deadline=None)
+def test_risk_of_zero_and_one_is_first_exit(case, epsilon):
+    scores, consistent, margin, _ = case
+    found = cats.calibrate_risk(scores, ~consistent, epsilon, margin=margin)
+    first = cats.calibrate(scores, consistent, epsilon, "first_exit", margin=margin)
+    np.testing.assert_array_equal(found, first)
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"losses": CONSISTENT[:3]}, ValueError, "same shape"),
+        ({"losses": SCORES - 1}, ValueError, "at least 0"),
+        ({"losses": SCORES + np.nan}, ValueError, "finite"),
+        ({"losses": SCORES.astype(str)}, TypeError, "numbers"),
+        ({"alpha": 0}, ValueError, "alpha must be positive"),
+        ({"bound": -1}, ValueError, "bound must be positive"),
+    ],
+)
+def test_bad_losses_are_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        cats.calibrate_risk(**({"scores": SCORES, "losses": SCORES, "alpha": 0.1} | change))
+
+
+def test_risk_says_what_it_needs():
+    with pytest.warns(cats.CalibrationWarning, match="at least 49 inputs, there are 4"):
+        assert (cats.calibrate_risk(SCORES, SCORES, 0.1, bound=5) == inf).all()
+    lossy = np.ones((60, 3))
+    with pytest.warns(cats.CalibrationWarning, match="the last layer alone loses too much"):
+        cats.calibrate_risk(np.zeros((60, 2)), lossy, 0.1)
+
+
+# --- groups
+
+
+@given(case=cases(), epsilon=EPSILONS, seed=st.integers(0, 99))
+@settings(deadline=None)
+def test_groups_are_calibrated_each_on_its_own(case, epsilon, seed):
+    scores, consistent = case
+    groups = np.random.default_rng(seed).choice(["a", "b", "c"], len(scores))
+    found = cats.calibrate_groups(scores, consistent, groups, epsilon)
+    for name in set(groups.tolist()):
+        mine = groups == name
+        alone = cats.calibrate(scores[mine], consistent[mine], epsilon, "first_exit")
+        np.testing.assert_array_equal(found[name], alone)
+    largest = cats.calibrate_groups(scores, consistent, groups, epsilon, by="prediction")
+    assert all((taus == np.max(list(found.values()), axis=0)).all() for taus in largest.values())
+    exits = cats.group_exits(scores, groups, found)
+    assert exits.tolist() == [oracles.predict(s, found[g]) for s, g in zip(scores, groups)]
+
+
+def test_small_groups_say_so_and_run_all_layers():
+    scores, consistent = np.random.default_rng(0).random((50, 2)), np.ones((50, 2), bool)
+    groups = np.where(np.arange(50) < 45, "long", "short")
+    with pytest.warns(cats.CalibrationWarning, match="group 'short': .* at least 9 inputs, .* 5;"):
+        found = cats.calibrate_groups(scores, consistent, groups, 0.1)
+    assert (found["short"] == inf).all() and (found["long"] == -inf).all()
+    assert set(cats.group_exits(scores, np.full(50, "new"), found)) == {3}
+    with pytest.raises(ValueError, match="by must be"):
+        cats.calibrate_groups(scores, consistent, groups, 0.1, by="class")
+    with pytest.raises(ValueError, match="one group an input"):
+        cats.calibrate_groups(scores, consistent, groups[:3], 0.1)
+
+
+def test_the_worst_group_comes_first():
+    consistent = np.array([[True], [False], [True], [True]])
+    frame = cats.by_group(consistent, [1, 1, 2, 1], ["x", "y", "y", "x"])
+    assert frame["group"].tolist() == ["y", "x"] and frame["consistency"].tolist() == [0.5, 1.0]
+    assert frame["layers"].tolist() == [1.5, 1.0] and (frame["bound"] <= frame["consistency"]).all()
+    assert length_groups([5, 1, 3, 9], bins=2).tolist() == [1, 0, 0, 1]

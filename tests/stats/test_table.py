@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from scipy.special import softmax
 
 import cats
 from cats import MEASURES, ScoreTable
 from cats.stats.measures import NEEDS_CLASSES
+from cats.stats.trials import by_layer
 
 
 @pytest.fixture
@@ -71,6 +73,64 @@ def test_softmax_measures_refuse_regression(regression, measure):
     with pytest.raises(ValueError, match="regression table"):
         regression.scores(measure)
     assert regression.scores("patience").shape == regression.scores("meta").shape == (30, 3)
+
+
+def test_a_layer_is_scored_from_the_layers_so_far(table, regression):
+    """A runtime that has seen k layers gives the table's score of layer k, bit for bit."""
+    for one in (table, regression):
+        for name, entry in MEASURES.items():
+            if entry.function is None or (entry.needs_classes and one.regression):
+                continue
+            scores = one.scores(name)
+            for k in range(1, one.n_layers):
+                reads = k if entry.reads is None else min(k, entry.reads)
+                part = one.logits[:, k - reads : k]
+                seen = entry.score(part, one.n_layers - 1, one.tau)
+                assert (seen == scores[:, k - 1]).all(), (name, k)
+
+
+@pytest.fixture
+def variance():
+    """A measure from outside, in a few lines."""
+
+    @cats.measure("variance", reads=1)
+    def variance(logits):
+        return softmax(logits[:, -1], axis=-1).var(axis=-1)
+
+    yield "variance"
+    del MEASURES["variance"]
+
+
+def test_a_measure_from_outside_scores_and_is_evaluated(table, regression, variance):
+    expected = softmax(table.logits[:, :-1].astype(float), axis=-1).var(axis=-1)
+    np.testing.assert_array_equal(table.scores(variance), expected)
+    frame = cats.evaluate(table, "shared_all", ["sm", variance], 0.2, trials=2)
+    assert set(frame["measure"]) == {"sm", "variance"}
+    with pytest.raises(ValueError, match="variance needs class probabilities"):
+        regression.scores(variance)
+
+
+def test_measures_that_do_not_fit_are_refused(table):
+    with pytest.raises(TypeError, match="perhaps early and tau"):
+        cats.measure("odd")(lambda logits, later: logits)
+    try:
+        cats.measure("wide")(lambda logits: logits)
+        with pytest.raises(ValueError, match="one score an input"):
+            table.scores("wide")
+    finally:
+        del MEASURES["wide"]
+
+
+def test_tables_without_meta_scores(tmp_path, table):
+    bare = ScoreTable(table.logits, labels=table.labels, metadata={"task": "x"})
+    back = ScoreTable.load(bare.save(tmp_path / "t.safetensors"))
+    assert back.meta is None and back.sha256 == bare.sha256 != table.sha256
+    assert (back.scores("sm") == table.scores("sm")).all() and len(back.take([0, 3])) == 2
+    assert (back.scores("random") == table.scores("random")).all()
+    assert "auroc_meta" not in by_layer(back) and "auroc_sm" in by_layer(back)
+    cats.evaluate(back, "shared_all", ["sm"], 0.2, trials=1)
+    with pytest.raises(ValueError, match="no meta scores: use another measure"):
+        back.scores("meta")
 
 
 def test_unknown_measure(table):
@@ -166,7 +226,7 @@ def test_broken_files_are_refused(tmp_path, table):
     save_file(arrays, broken)
     with pytest.raises(ValueError, match="not a ScoreTable"):
         ScoreTable.load(broken)
-    save_file({"logits": arrays["logits"]}, broken, {"cats": json.dumps(header)})
+    save_file({"meta": arrays["meta"]}, broken, {"cats": json.dumps(header)})
     with pytest.raises(ValueError, match="holds"):
         ScoreTable.load(broken)
     save_file(arrays | {"meta": arrays["meta"][:-1]}, broken, {"cats": json.dumps(header)})

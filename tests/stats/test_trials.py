@@ -5,11 +5,19 @@ import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import beta
 
 import cats
 from cats import METHODS
 from cats.stats.calibrators import CalibrationSet, exact, naive
-from cats.stats.trials import auroc, by_layer, calibration_error, recalibrate, split
+from cats.stats.trials import (
+    auroc,
+    by_layer,
+    calibration_error,
+    coverage_quantiles,
+    recalibrate,
+    split,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 
@@ -208,3 +216,51 @@ def test_delta_is_the_confidence_of_every_bound():
         for delta in (0.01, 0.2)
     )
     assert (strict < loose).all()
+
+
+def test_the_worst_group_is_that_of_by_group():
+    table = cats.Synthetic(layers=5).table(150)
+    said = table.predictions[:, -1]
+    methods = ["first_exit", "independent", "static", "oracle"]
+    frame = cats.evaluate(table, methods, "meta", [0.1, 0.3], trials=2, groups=said)
+    plain = cats.evaluate(table, methods, "meta", [0.1, 0.3], trials=2)
+    assert frame.drop(columns="worst_group").equals(plain)
+    for row in frame[frame["method"] != "oracle"].itertuples():
+        keep = split(150, row.trial)
+        scores, consistent = table.scores(), table.consistent
+        taus = cats.calibrate(scores[keep], consistent[keep], row.epsilon, row.method)
+        exits = cats.exit_layers(scores[~keep], taus)
+        worst = cats.by_group(consistent[~keep], exits, said[~keep])["consistency"][0]
+        assert row.worst_group == pytest.approx(worst)
+    with pytest.raises(ValueError, match="groups must have shape"):
+        cats.evaluate(table, groups=said[:3])
+
+
+def test_savings_leave_one_out_and_use_all_inputs():
+    """At n = 100 and ε = 0.01 an 80 % split cannot promise anything; all 100 can."""
+    table = cats.Synthetic(layers=6, skill=4).table(100)
+    frame = cats.savings(table, epsilons=[0.01, 0.1, 0.3])
+    scores, consistent = table.scores(), table.consistent
+    for row in frame.itertuples():
+        exits = []
+        for i in range(100):
+            rest = np.arange(100) != i
+            taus = cats.calibrate(scores[rest], consistent[rest], row.epsilon, "first_exit")
+            exits.append(oracles.predict(scores[i], taus))
+        assert row.layers == pytest.approx(np.mean(exits))
+        assert row.low <= row.layers <= row.high
+        assert row.threshold == cats.calibrate(scores, consistent, row.epsilon, "first_exit")[0]
+    assert frame["layers"][0] < 6 and np.isfinite(frame["threshold"][0])
+    short = cats.savings(table.take(np.arange(99)), epsilons=[0.01])  # 98 could not: by all 99
+    assert short["layers"][0] < 6
+
+
+@pytest.mark.parametrize("method", ["shared", "shared_all", "first_exit", "pac", "band"])
+def test_coverage_quantiles_are_those_of_an_order_statistic(method):
+    scores = np.random.default_rng(0).permutation(200).astype(float)[:, None]
+    cal = CalibrationSet(scores, np.zeros((200, 1), bool))  # V are the ranks themselves
+    tau = int(cats.calibrate(scores, np.zeros((200, 1), bool), 0.1, method)[0])
+    found = coverage_quantiles(cal, 0.1, method)
+    np.testing.assert_allclose(found, beta.ppf([0.05, 0.5, 0.95], tau + 1, 200 - tau))
+    assert (coverage_quantiles(cal, 0.001, method) == 1).all()  # infinite: always covered
+    assert np.isnan(coverage_quantiles(cal, 0.1, "ltt")).all()

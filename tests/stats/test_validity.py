@@ -11,7 +11,8 @@ from scipy import stats
 import cats
 from cats import Synthetic
 from cats.stats import validity
-from cats.stats.calibrators import conformal_rank, worst_score
+from cats.stats.exits import worst_score
+from cats.stats.quantiles import conformal_rank
 from cats.stats.trials import split
 
 ALARM = 1e-6
@@ -38,6 +39,17 @@ CLAIMS = {
     "pac, law": lambda: validity.pac_law(**QUICK),
     "pac": lambda: validity.high_probability("pac", **QUICK),
     "ltt": lambda: validity.high_probability("ltt", **QUICK),
+    "ltt, law": lambda: validity.ltt_law(trials=1000, alarm=ALARM),
+    "naive": lambda: validity.naive_bound(trials=500, alarm=ALARM),
+    "band, law": lambda: validity.band_law(trials=1000, alarm=ALARM),
+    "crc": lambda: validity.expected_loss(**QUICK),
+    "groups, law": lambda: validity.group_coverage(trials=300, alarm=ALARM),
+    "nearly F, law": lambda: validity.nearly_f(trials=800, alarm=ALARM),
+    "margin at a tie": lambda: validity.repeated_text(**QUICK),
+    "Remark 4.3": lambda: validity.remark_43(),
+    "Remark 4.5": lambda: validity.tuned_weights(trials=1000, alarm=ALARM),
+    "Theorem 4.4, tight": lambda: validity.tight_union(trials=1000, alarm=ALARM),
+    "Theorem 4.4, weights": lambda: validity.tight_union([0.1, 0.2, 0.3, 0.4], **QUICK),
     "labelled": lambda: validity.relative_accuracy(**QUICK),
 }
 
@@ -76,7 +88,8 @@ def test_right_quantile_passes_the_harness():
 
 @pytest.mark.parametrize("bug", [validity.quantile_without_infinity, validity.quantile_off_by_one])
 def test_bug_in_the_quantile_is_caught(bug):
-    assert not validity.lemma_a1(quantile=bug, trials=8000, alarm=ALARM).ok
+    n = 8 if bug is validity.quantile_without_infinity else 20
+    assert not validity.lemma_a1(n, quantile=bug, trials=8000, alarm=ALARM).ok
     assert not validity.coverage("shared_all", n=20, calibrate=calibrate_with(bug), **QUICK).ok
 
 

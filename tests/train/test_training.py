@@ -197,7 +197,7 @@ def test_unlabelled_heads_learn_what_f_says(tmp_path):
 def test_soft_targets_are_f_s_probabilities(tmp_path):
     """The loss of one update, by hand: cross-entropy to F's softmax, from [CLS] and mean."""
     states, cls, logits = write_states(tmp_path / "s", n=12, chunk=12)
-    recipe = find_recipe("distilled")
+    recipe = find_recipe("distilled", targets="softmax")
     heads, losses = train_heads(states, 3, recipe=recipe, epochs=1, batch_size=12, seed=3)
     torch.manual_seed(3)
     start = Heads(3, 6, 3, reads="cls+mean")
@@ -206,7 +206,8 @@ def test_soft_targets_are_f_s_probabilities(tmp_path):
     log_p = start(((x - mean) / std).transpose(0, 1))[0].log_softmax(-1)
     expected = -(logits.softmax(1) * log_p).sum(-1).mean(1)
     torch.testing.assert_close(losses[0], expected.detach(), atol=1e-5, rtol=1e-5)
-    assert (heads.reads, heads.recipe, heads.width) == ("cls+mean", "distilled", 12)
+    assert (heads.reads, heads.width) == ("cls+mean", 12)
+    assert heads.recipe == "distilled targets=softmax"
 
 
 def test_a_recipe_that_is_changed_says_so():
@@ -573,11 +574,12 @@ def test_the_whole_run(name, recipe, tmp_path):
         and table.metadata["versions"]["torch"]
     )
     # the table says what the model and its heads say
-    batch = collate(
-        run.tokenizer, tokenise(run.tokenizer, run.data["validation"], run.task.columns, 48)
-    )
+    tokens = tokenise(run.tokenizer, run.data["validation"], run.task.columns, 48)
+    batch = collate(run.tokenizer, tokens, pairs=True)
     states = run.backbone.states(batch)
-    read = vectors(run.heads.reads, states["cls"], states["mean"])
+    reads = run.heads.reads
+    assert ("pair" in reads) == (recipe == "distilled" and name == "similarity")
+    read = vectors(reads, *(states[part] for part in reads.split("+")))
     early, meta = score(run.heads, run.metas, read)
     np.testing.assert_allclose(table.logits[:, :-1], early, atol=1e-4)
     np.testing.assert_allclose(table.logits[:, -1], states["logits"], atol=1e-4)
