@@ -27,7 +27,7 @@ def close():
 @pytest.fixture
 def cautious():
     """A calibrator from outside, in two lines: `shared` under another name."""
-    cats.calibrator("cautious", form="one", guarantee="marginal")(cats.METHODS["shared"].function)
+    cats.calibrator("cautious", form="one", guarantee="marginal")(cats.METHODS["shared"].thresholds)
     yield "cautious"
     del cats.METHODS["cautious"]
 
