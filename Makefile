@@ -1,5 +1,7 @@
 # make figures   set up, then run every notebook: pictures and tables go to figures/
 # make test      set up, then run the tests
+# make check     set up, then look at format, style, types and notebooks: a minute
+# make format    set up, then mend what a program can mend of that
 # make lab       the notebooks in JupyterLab
 # make bench     speed, as ratios in one run
 # make record    make the seconds this machine measured (figures/here/) the record in figures/
@@ -22,7 +24,7 @@ SLURM   := .venv/.slurm
 HALF    := .venv/.installing
 PIP      = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help install figures record test mutants soak slurm bench lab clean
+.PHONY: help install figures record test check format mutants soak slurm bench lab clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -42,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up .venv: this takes some minutes the first time"
 	test ! -e $(HALF) -a -e $(BIN)/activate && grep -qsF '$(CURDIR)/$(BIN)/python' $(BIN)/pip || $(PYTHON) -m venv --clear .venv
 	touch $(HALF)
-	$(PIP) ".[test]"
+	$(PIP) ".[paper,onnx,test,dev]"
 	mv $(HALF) $@
 
 # Snakemake loads every executor it finds, so this one is there only for those who ask for a cluster
@@ -68,6 +70,21 @@ mutants: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python tests/soak.py
 
+# a notebook is kept without what it printed; its cells' names and tags stay
+NOTEBOOKS := --keep-id notebooks/*.ipynb
+check: $(STAMP)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile
+	$(BIN)/nbstripout --verify $(NOTEBOOKS)
+
+format: $(STAMP)
+	$(BIN)/nbstripout $(NOTEBOOKS)
+	$(BIN)/ruff check --fix --exit-zero
+	$(BIN)/ruff format
+	$(BIN)/snakefmt Snakefile
+
 # the batch as jobs of a Slurm that is started for it, as root on Debian: one is killed, the figures must be those of a local run
 slurm: $(SLURM)
 	$(BIN)/python tests/slurm.py $(PROFILE)
@@ -80,5 +97,5 @@ lab: $(STAMP)
 	$(BIN)/jupyter lab notebooks $(FLAGS)
 
 clean:
-	rm -rf build .snakemake .pytest_cache .hypothesis cats.egg-info
+	rm -rf build .snakemake .pytest_cache .ruff_cache .mypy_cache .hypothesis cats.egg-info
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

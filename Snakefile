@@ -1,13 +1,15 @@
-"""The whole batch: papermill runs every notebook, executed copies go to build/, figures and tables to figures/.
+"""The whole batch: papermill runs every notebook, executed copies go to build/, figures and tables
+to figures/.
 
     make figures                          the default profile
     make figures PROFILE=cpu              another one
-    make figures PROFILE=cpu LOCAL=path   models and data from path/models and path/datasets, not from the Hub
+    make figures PROFILE=cpu LOCAL=path   models and data from path/models and path/datasets
     make figures CLUSTER=slurm            on a cluster, as notebooks/profiles/slurm/ says
 
-A profile (notebooks/profiles/NAME.yaml) names the training runs, task x model x seed, and the parameters of the other
-notebooks. A notebook runs again when it, the package, its parameters or what it reads has changed, and only then.
-What is measured in seconds goes to figures/here/, beside the committed record of one named run, which `make record` renews.
+A profile (notebooks/profiles/NAME.yaml) names the training runs, task x model x seed, and the
+parameters of the other notebooks. A notebook runs again when it, the package, its parameters or
+what it reads has changed, and only then. What is measured in seconds goes to figures/here/, beside
+the committed record of one named run, which `make record` renews.
 """
 
 import json
@@ -26,15 +28,24 @@ LATER = {"02_fine_tuning": {"early", "meta", "recipes"}, "03_early_heads": {"met
 LOCAL = config.get("local")  # a folder with models/NAME and datasets/TASK instead of the Hub
 for run in config.get("runs", []) if LOCAL else ():
     base = os.path.relpath(LOCAL, "notebooks")
-    run |= {"model": f"{base}/models/{Path(run['model']).name}", "source": f"{base}/datasets/{run['task']}"}
-RUNS = {f"{run['task']}-{Path(run['model']).name}-{run.get('seed', 0)}": run for run in config.get("runs", [])}
+    run |= {
+        "model": f"{base}/models/{Path(run['model']).name}",
+        "source": f"{base}/datasets/{run['task']}",
+    }
+RUNS = {
+    f"{run['task']}-{Path(run['model']).name}-{run.get('seed', 0)}": run
+    for run in config.get("runs", [])
+}
 THREADS = config.get("threads", 1)
 AFTER_RUNS = config.get("after_runs", [])  # notebooks that read what the runs left
 ALONE = config.get("alone", [])  # notebooks that measure time: nothing runs beside them
-# seconds of this machine leave the committed record alone; a profile with a folder of its own has no record to keep
+# seconds of this machine leave the committed record alone; a profile with a folder of its own has
+# no record to keep
 HERE = FIGURES if "figures" in config else f"{FIGURES}/here"
 
-TABLES = os.environ["CATS_TABLES"] = os.path.abspath(os.environ.get("CATS_TABLES", "data/tables"))  # notebooks run in their own folder
+# notebooks run in their own folder
+TABLES = os.path.abspath(os.environ.get("CATS_TABLES", "data/tables"))
+os.environ["CATS_TABLES"] = TABLES
 
 
 wildcard_constraints:
@@ -44,20 +55,30 @@ wildcard_constraints:
 
 SCORED = expand(f"{OUT}/runs/{{run}}/{STAGES[-1]}.ipynb", run=RUNS)
 
-# papermill saves after every cell, so a failed notebook is left as .running.ipynb with its traceback
+# papermill saves after every cell: a failed notebook is left as .running.ipynb with its traceback
 EXECUTE = (
     '({params.launch}OMP_NUM_THREADS={threads} CATS_FIGURES="$PWD"/{params.figures:q}'
-    " papermill {input.notebook:q} {params.running:q} --cwd notebooks --kernel python3 -y {params.values:q} --progress-bar)"
+    " papermill {input.notebook:q} {params.running:q} --cwd notebooks --kernel python3"
+    " -y {params.values:q} --progress-bar)"
     " 2>&1 | tee {log:q} && mv {params.running:q} {output[0]:q}"
 )
 
 
 def ask(what, default):
-    """What a cluster is asked for, megabytes, minutes or GPUs: the profile says it for a stage or notebook, or the default holds."""
-    return lambda wildcards: config.get("resources", {}).get(wildcards.get("stage", wildcards.get("notebook")), {}).get(what, default)
+    """What a cluster is asked for, megabytes, minutes or GPUs: the profile says it for a stage or
+    notebook, or the default holds.
+    """
+
+    def asked(wildcards):
+        name = wildcards.get("stage", wildcards.get("notebook"))
+        return config.get("resources", {}).get(name, {}).get(what, default)
+
+    return asked
 
 
-EXECUTED = expand(f"{OUT}/{{notebook}}.ipynb", notebook=PARAMETERS) + expand(f"{OUT}/runs/{{run}}/{{stage}}.ipynb", run=RUNS, stage=STAGES)
+EXECUTED = expand(f"{OUT}/{{notebook}}.ipynb", notebook=PARAMETERS) + expand(
+    f"{OUT}/runs/{{run}}/{{stage}}.ipynb", run=RUNS, stage=STAGES
+)
 
 
 PAGES = [f"{FIGURES}/index.html"] + ([f"{HERE}/index.html"] if ALONE and HERE != FIGURES else [])
@@ -71,16 +92,21 @@ rule all:
 rule gallery:
     input:
         executed=EXECUTED,
-        record=[path for name in ALONE for path in glob(f"{FIGURES}/{name}*")] if HERE != FIGURES else [],
+        record=(
+            [path for name in ALONE for path in glob(f"{FIGURES}/{name}*")]
+            if HERE != FIGURES
+            else []
+        ),
     output:
         PAGES,
-    params:
-        measured=expand(f"{OUT}/{{notebook}}.ipynb", notebook=ALONE),
     resources:
         mem_mb=2000,
         runtime=10,
+    params:
+        measured=expand(f"{OUT}/{{notebook}}.ipynb", notebook=ALONE),
     shell:
-        "python -m cats.paper.site {FIGURES:q} {input.executed:q}" + (" && python -m cats.paper.site {HERE:q} {params.measured:q}" if len(PAGES) > 1 else "")
+        "python -m cats.paper.site {FIGURES:q} {input.executed:q}"
+        + (" && python -m cats.paper.site {HERE:q} {params.measured:q}" if len(PAGES) > 1 else "")
 
 
 def whole(run):
@@ -93,20 +119,17 @@ def parameters(wildcards):
     values = dict(PARAMETERS[wildcards.notebook] or {})
     if "run" in values:
         values["run"] = whole(values["run"])
-    return json.dumps(values)  # JSON is YAML: papermill reads numbers, strings, lists and null from it
+    # JSON is YAML: papermill reads numbers, strings, lists and null from it
+    return json.dumps(values)
 
 
 rule notebook:
     input:
         notebook="notebooks/{notebook}.ipynb",
         package=glob("cats/**/*.py", recursive=True),
-        tables=glob(f"{TABLES}/manifest.json") + glob("data/paper/*.csv"),  # the manifest holds the tables' hashes
+        # the manifest holds the tables' hashes
+        tables=glob(f"{TABLES}/manifest.json") + glob("data/paper/*.csv"),
         runs=lambda wildcards: SCORED if wildcards.notebook in AFTER_RUNS else [],
-    params:
-        values=parameters,
-        launch="",
-        figures=os.path.relpath(FIGURES),
-        running=f"{OUT}/{{notebook}}.running.ipynb",
     output:
         f"{OUT}/{{notebook}}.ipynb",
         f"{FIGURES}/{{notebook}}.json",
@@ -119,16 +142,16 @@ rule notebook:
         mem_mb=ask("mem_mb", 8000),
         runtime=ask("runtime", 60),
         gpu=ask("gpu", 0),
+    params:
+        values=parameters,
+        launch="",
+        figures=os.path.relpath(FIGURES),
+        running=f"{OUT}/{{notebook}}.running.ipynb",
     shell:
         EXECUTE
 
 
 use rule notebook as timed with:
-    params:
-        values=parameters,
-        launch="",
-        figures=os.path.relpath(HERE),
-        running=f"{OUT}/{{notebook}}.running.ipynb",
     output:
         f"{OUT}/{{notebook}}.ipynb",
         f"{HERE}/{{notebook}}.json",
@@ -140,6 +163,11 @@ use rule notebook as timed with:
         runtime=ask("runtime", 60),
         gpu=ask("gpu", 0),
         slurm_extra="--exclusive",  # alone on a node, too
+    params:
+        values=parameters,
+        launch="",
+        figures=os.path.relpath(HERE),
+        running=f"{OUT}/{{notebook}}.running.ipynb",
 
 
 def before(wildcards):
@@ -154,14 +182,17 @@ def settings(wildcards):
         values = {"recipes": config["recipes"]} | values
     if wildcards.stage == STAGES[-1] and "ship" in config:
         values["ship"] = config["ship"]
-    return json.dumps({name: value for name, value in values.items() if name not in LATER.get(wildcards.stage, ())})
+    later = LATER.get(wildcards.stage, ())
+    return json.dumps({name: value for name, value in values.items() if name not in later})
 
 
 STEP = dict(zip(STAGES, ["model", "heads", "meta", "tables"]))
 
 
 def launch(wildcards):
-    """Several processes do the work first, where the profile says how to start them; the notebook then finds it done."""
+    """Several processes do the work first, where the profile says how to start them; the notebook
+    then finds it done.
+    """
     if "launch" not in config:
         return ""
     values = json.loads(settings(wildcards))
@@ -177,11 +208,6 @@ rule stage:
         notebook="notebooks/{stage}.ipynb",
         package=glob("cats/**/*.py", recursive=True),
         before=before,
-    params:
-        values=settings,
-        launch=launch,
-        figures=os.path.relpath(FIGURES),
-        running=f"{OUT}/runs/{{run}}/{{stage}}.running.ipynb",
     output:
         f"{OUT}/runs/{{run}}/{{stage}}.ipynb",
         f"{FIGURES}/{{stage}}-{{run}}.json",
@@ -192,5 +218,10 @@ rule stage:
         mem_mb=ask("mem_mb", 8000),
         runtime=ask("runtime", 240),
         gpu=ask("gpu", 0),
+    params:
+        values=settings,
+        launch=launch,
+        figures=os.path.relpath(FIGURES),
+        running=f"{OUT}/runs/{{run}}/{{stage}}.running.ipynb",
     shell:
         EXECUTE

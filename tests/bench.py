@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import oracles
 import torch
+from builders import even
 from safetensors.torch import save_file
 from torch import nn
 
@@ -19,7 +20,6 @@ from cats import Synthetic, calibrate, evaluate, exit_layers
 from cats._io import write_json
 from cats.model.backbone import Backbone
 from cats.paper import timing
-from cats.runtime.loop import starting
 from cats.train import tasks
 from cats.train.finetune import fresh_model, tokenizer_of
 from cats.train.fit import train_heads
@@ -198,29 +198,6 @@ def _replayed(name, n, *how):
     table = Synthetic(layers=cat.backbone.n_layers).table(2000)
     thresholds = calibrate(table.scores("meta"), table.consistent, 0.05, method="first_exit")
     return timing.replay(cat, exit_layers(table.scores("meta"), thresholds)[:n], *how)
-
-
-def even(cat, which, batch_size, tokens=64):
-    """F ("full") or the CAT ("early") on four batches' inputs, which exit at all layers alike: to
-    run, and measure the memory of.
-    """
-    cut = lambda size: (
-        {"input_ids": ids} for ids in torch.full((4 * batch_size, tokens), 1000).split(size)
-    )
-    l = cat.backbone.n_layers
-
-    def full():
-        with torch.inference_mode():
-            [cat.backbone.model(**batch) for batch in cut(batch_size)]
-
-    def early():
-        cat.run(
-            cut(starting(batch_size)),
-            np.full(l - 1, np.inf),
-            decide=lambda k, scores, rows: [row % l + 1 == k for row in rows],
-        )
-
-    return {"full": full, "early": early}[which]
 
 
 def _held(name, which):

@@ -7,18 +7,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from cats.paper.style import NAMES
+from cats.paper.style import RECIPES, looks, written
 from cats.stats.table import ScoreTable
 from cats.stats.trials import auroc, evaluate, oracle_exits, settled_exits
-
-COLOURS = {"paper": "#0072B2", "distilled": "#D55E00", "settled": "#777777", "oracle": "#000000"}
-MARKERS = {"paper": "o", "distilled": "s", "settled": "v", "oracle": "*"}
-OTHERS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999")
-
-
-def colour(name: str, names: list[str]) -> str:
-    """A recipe's colour; recipes without one take the others in turn."""
-    return COLOURS.get(name) or OTHERS[names.index(name) % len(OTHERS)]
 
 
 def by_layer(tables: dict[tuple[str, str], ScoreTable]) -> pd.DataFrame:
@@ -72,17 +63,17 @@ def draw(consistency: pd.DataFrame, used: pd.DataFrame) -> Figure:
     figure, axes = plt.subplots(
         2, len(pairs), figsize=(1.2 + 2.7 * len(pairs), 5), squeeze=False, layout="constrained"
     )
-    names = [n for n in dict.fromkeys(used["recipe"]) if n not in COLOURS]
+    known = looks([*consistency["recipe"], *used["recipe"]], RECIPES)
+    drawn = {n: dict(color=k.colour, marker=k.marker, markersize=4) for n, k in known.items()}
     ticks = sorted(set(used["epsilon"]), reverse=True)
     for (above, below), pair in zip(axes.T, pairs):
         for recipe, part in consistency[consistency["pair"] == pair].groupby("recipe", sort=False):
-            style = {"color": colour(recipe, names), "marker": MARKERS.get(recipe, "^")}
-            above.plot(part["layer"], part["consistency"], label=recipe, markersize=4, **style)
+            above.plot(part["layer"], part["consistency"], label=recipe, **drawn[recipe])
         above.set(title=pair, xlabel="layer", ylim=(None, 1.01))
         for recipe, part in used[used["pair"] == pair].groupby("recipe", sort=False):
-            style = {"color": colour(recipe, names), "marker": MARKERS.get(recipe, "^")}
-            style["linestyle"] = ":" if recipe in ("settled", "oracle") else "-"
-            below.plot(part["epsilon"], part["layers"], label=recipe, markersize=4, **style)
+            stroke = ":" if recipe in ("settled", "oracle") else "-"
+            line = drawn[recipe] | {"linestyle": stroke}
+            below.plot(part["epsilon"], part["layers"], label=recipe, **line)
         below.set(xscale="log", xlabel="promised agreement 1 − ε", ylim=(0, None))
         below.set_xticks(ticks, [f"{100 * (1 - e):g} %" for e in ticks], fontsize="x-small")
         below.minorticks_off()
@@ -96,4 +87,4 @@ def draw(consistency: pd.DataFrame, used: pd.DataFrame) -> Figure:
 
 def title(task: str, backbone: str) -> str:
     """A pair as a reader knows it."""
-    return f"{NAMES.get(task, task)}, {NAMES.get(backbone, backbone)}"
+    return f"{written(task)}, {written(backbone)}"

@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DATA, BUILD = ROOT / "data", ROOT / "build"
 COMMITTED = ROOT / "figures"  # made by the batch, which says so in CATS_FIGURES
+TABLES = Path(os.environ.get("CATS_TABLES", DATA / "tables"))  # or figures of your own tables
 FIGURES = Path(os.environ.get("CATS_FIGURES", BUILD / "figures"))  # by hand: replaces nothing
 
 

@@ -10,7 +10,6 @@ in half precision the confident ones tie (above 0.5 it has steps of 0.0005), and
 exits would move.
 """
 
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,13 +18,13 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from cats._io import read_json, sha256, write_json, writing
-from cats.paper.places import BUILD, DATA, ROOT
+from cats.paper.places import BUILD, ROOT, TABLES
 from cats.stats.table import ScoreTable
 
 if TYPE_CHECKING:
     from cats.train.run import Run
 
-FOLDER = Path(os.environ.get("CATS_TABLES", DATA / "tables"))  # or figures of your own tables
+FOLDER = TABLES
 SPLITS = ("validation", "test")
 MAIN = ("mobilebert-uncased", "albert-xlarge-v2")  # stands for the paper's main model, and is it
 KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder

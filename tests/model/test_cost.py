@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_backbone import CASES, MOBILE, RELATIVE, SMALL, build
+from builders import CASES, MOBILE, RELATIVE, SMALL, build
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AlbertConfig,
@@ -27,7 +27,7 @@ from cats.model.cost import (
 )
 from cats.model.exits import Heads, Meta
 
-PAPER = Path(__file__).resolve().parents[1] / "data/paper"
+PAPER = Path(__file__).resolve().parents[2] / "data/paper"
 LAST_DIGIT = 0.005 + 1e-9  # what rounding to two decimals may change
 # settings that change the count, beyond the cases of test_backbone.py
 MORE = {

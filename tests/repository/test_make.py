@@ -106,7 +106,7 @@ def test_a_copied_clone_runs_its_own_code(clone):
 
 def test_make_alone_says_what_there_is_to_type(clone):
     said = make(clone).stdout
-    for target in ("figures", "test", "lab", "bench", "record", "clean"):
+    for target in ("figures", "test", "check", "format", "lab", "bench", "record", "clean"):
         assert f"make {target} " in said
     assert "FLAGS=" in said and "PROFILE=" in said and "#" not in said
 

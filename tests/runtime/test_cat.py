@@ -8,10 +8,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from bench import even
+from builders import CASES, build, even, make_batch  # tiny random models of every family
 from hypothesis import given
 from hypothesis import strategies as st
-from test_backbone import CASES, build, make_batch  # tiny random models of every family
 
 import cats
 from cats import CAT
