@@ -88,7 +88,7 @@ def check_batch_size(batch_size: int | str) -> int | str:
     if batch_size == "auto":
         return batch_size
     try:
-        found = operator.index(batch_size)
+        found = operator.index(batch_size)  # type: ignore[arg-type]
     except TypeError:
         found = 0
     if found < 1 or isinstance(batch_size, bool):
@@ -102,7 +102,7 @@ def rows_together(batch_size: int | str, longest: int, device: str) -> int:
     """The batch size, or for "auto" as many of the longest inputs as suit the device."""
     if batch_size == "auto":
         return min(MOST, max(1, TOKENS.get(device, 16 * TOKENS["cpu"]) // max(1, longest)))
-    return batch_size
+    return int(batch_size)
 
 
 class Arrays(NamedTuple):
