@@ -1,12 +1,15 @@
-"""The whole batch: papermill runs every notebook, executed copies go to build/, figures and tables to figures/.
+"""The whole batch: papermill runs every notebook, executed copies go to build/, figures and tables
+to figures/.
 
     make figures                          the default profile
     make figures PROFILE=cpu              another one
-    make figures PROFILE=cpu LOCAL=path   models and data from path/models and path/datasets, not from the Hub
+    make figures PROFILE=cpu LOCAL=path   models and data from path/models and path/datasets
     make figures CLUSTER=slurm            on a cluster, as notebooks/profiles/slurm/ says
 
-A profile (notebooks/profiles/NAME.yaml) names the training runs, task x model x seed, and the parameters of the other
-notebooks. A notebook runs again when it, the package, its parameters or what it reads has changed, and only then.
+A profile (notebooks/profiles/NAME.yaml) names the training runs, task x model x seed, and the
+parameters of the other notebooks. A notebook runs again when it, the package, its parameters or
+what it reads has changed, and only then. What is measured in seconds goes to figures/here/, beside
+the committed record of one named run, which `make record` renews.
 """
 
 import json
@@ -21,58 +24,89 @@ FIGURES = config.get("figures", "figures")
 PARAMETERS = config["parameters"]
 STAGES = ["02_fine_tuning", "03_early_heads", "04_meta_classifiers", "05_scores"]
 # what a stage does not know yet is not given to it, so that changing it leaves that stage alone
-LATER = {"02_fine_tuning": {"early", "meta"}, "03_early_heads": {"meta"}}
+LATER = {"02_fine_tuning": {"early", "meta", "recipes"}, "03_early_heads": {"meta"}}
 LOCAL = config.get("local")  # a folder with models/NAME and datasets/TASK instead of the Hub
 for run in config.get("runs", []) if LOCAL else ():
     base = os.path.relpath(LOCAL, "notebooks")
-    run |= {"model": f"{base}/models/{Path(run['model']).name}", "source": f"{base}/datasets/{run['task']}"}
-RUNS = {f"{run['task']}-{Path(run['model']).name}-{run.get('seed', 0)}": run for run in config.get("runs", [])}
+    run |= {
+        "model": f"{base}/models/{Path(run['model']).name}",
+        "source": f"{base}/datasets/{run['task']}",
+    }
+RUNS = {
+    f"{run['task']}-{Path(run['model']).name}-{run.get('seed', 0)}": run
+    for run in config.get("runs", [])
+}
 THREADS = config.get("threads", 1)
 AFTER_RUNS = config.get("after_runs", [])  # notebooks that read what the runs left
 ALONE = config.get("alone", [])  # notebooks that measure time: nothing runs beside them
+# seconds of this machine leave the committed record alone; a profile with a folder of its own has
+# no record to keep
+HERE = FIGURES if "figures" in config else f"{FIGURES}/here"
 
-os.environ["CATS_FIGURES"] = os.path.abspath(FIGURES)  # a short run must not replace the real figures
-TABLES = os.environ["CATS_TABLES"] = os.path.abspath(os.environ.get("CATS_TABLES", "data/tables"))  # notebooks run in their own folder
+# notebooks run in their own folder
+TABLES = os.path.abspath(os.environ.get("CATS_TABLES", "data/tables"))
+os.environ["CATS_TABLES"] = TABLES
 
 
 wildcard_constraints:
     stage="|".join(STAGES),
     run="|".join(RUNS) or "none",
-    notebook="[^/]+",  # a job of a cluster knows its own rule alone: a stage's notebook must not look like one of these
 
 
 SCORED = expand(f"{OUT}/runs/{{run}}/{STAGES[-1]}.ipynb", run=RUNS)
 
-# papermill saves after every cell, so a failed notebook is left as .running.ipynb with its traceback
+# papermill saves after every cell: a failed notebook is left as .running.ipynb with its traceback
 EXECUTE = (
-    "OMP_NUM_THREADS={threads} papermill {input.notebook} {params.running} --cwd notebooks --kernel python3"
-    " -y {params.values:q} --progress-bar 2>&1 | tee {log} && mv {params.running} {output[0]}"
+    '({params.launch}OMP_NUM_THREADS={threads} CATS_FIGURES="$PWD"/{params.figures:q}'
+    " papermill {input.notebook:q} {params.running:q} --cwd notebooks --kernel python3"
+    " -y {params.values:q} --progress-bar)"
+    " 2>&1 | tee {log:q} && mv {params.running:q} {output[0]:q}"
 )
 
 
 def ask(what, default):
-    """What a cluster is asked for, megabytes, minutes or GPUs: the profile says it for a stage or notebook, or the default holds."""
-    return lambda wildcards: config.get("resources", {}).get(wildcards.get("stage", wildcards.get("notebook")), {}).get(what, default)
+    """What a cluster is asked for, megabytes, minutes or GPUs: the profile says it for a stage or
+    notebook, or the default holds.
+    """
+
+    def asked(wildcards):
+        name = wildcards.get("stage", wildcards.get("notebook"))
+        return config.get("resources", {}).get(name, {}).get(what, default)
+
+    return asked
 
 
-EXECUTED = expand(f"{OUT}/{{notebook}}.ipynb", notebook=PARAMETERS) + expand(f"{OUT}/runs/{{run}}/{{stage}}.ipynb", run=RUNS, stage=STAGES)
+EXECUTED = expand(f"{OUT}/{{notebook}}.ipynb", notebook=PARAMETERS) + expand(
+    f"{OUT}/runs/{{run}}/{{stage}}.ipynb", run=RUNS, stage=STAGES
+)
+
+
+PAGES = [f"{FIGURES}/index.html"] + ([f"{HERE}/index.html"] if ALONE and HERE != FIGURES else [])
 
 
 rule all:
     input:
-        f"{FIGURES}/index.html",
+        PAGES,
 
 
 rule gallery:
     input:
-        EXECUTED,
+        executed=EXECUTED,
+        record=(
+            [path for name in ALONE for path in glob(f"{FIGURES}/{name}*")]
+            if HERE != FIGURES
+            else []
+        ),
     output:
-        f"{FIGURES}/index.html",
+        PAGES,
     resources:
         mem_mb=2000,
         runtime=10,
+    params:
+        measured=expand(f"{OUT}/{{notebook}}.ipynb", notebook=ALONE),
     shell:
-        "python -m cats.paper.site {input:q}"
+        "python -m cats.paper.site {FIGURES:q} {input.executed:q}"
+        + (" && python -m cats.paper.site {HERE:q} {params.measured:q}" if len(PAGES) > 1 else "")
 
 
 def whole(run):
@@ -85,31 +119,55 @@ def parameters(wildcards):
     values = dict(PARAMETERS[wildcards.notebook] or {})
     if "run" in values:
         values["run"] = whole(values["run"])
-    return json.dumps(values)  # JSON is YAML: papermill reads numbers, strings, lists and null from it
+    # JSON is YAML: papermill reads numbers, strings, lists and null from it
+    return json.dumps(values)
 
 
 rule notebook:
     input:
         notebook="notebooks/{notebook}.ipynb",
         package=glob("cats/**/*.py", recursive=True),
-        tables=glob(f"{TABLES}/manifest.json") + glob("data/paper/*.csv"),  # the manifest holds the tables' hashes
+        # the manifest holds the tables' hashes
+        tables=glob(f"{TABLES}/manifest.json") + glob("data/paper/*.csv"),
         runs=lambda wildcards: SCORED if wildcards.notebook in AFTER_RUNS else [],
-    params:
-        values=parameters,
-        running=f"{OUT}/{{notebook}}.running.ipynb",
     output:
         f"{OUT}/{{notebook}}.ipynb",
         f"{FIGURES}/{{notebook}}.json",
     log:
         f"{OUT}/{{notebook}}.log",
-    threads: lambda wildcards: workflow.cores if wildcards.notebook in ALONE else 1
+    wildcard_constraints:
+        notebook="|".join(name for name in PARAMETERS if name not in ALONE) or "none",
+    threads: 1
     resources:
         mem_mb=ask("mem_mb", 8000),
         runtime=ask("runtime", 60),
         gpu=ask("gpu", 0),
-        slurm_extra=lambda wildcards: "--exclusive" if wildcards.notebook in ALONE else "",  # alone on a node, too
+    params:
+        values=parameters,
+        launch="",
+        figures=os.path.relpath(FIGURES),
+        running=f"{OUT}/{{notebook}}.running.ipynb",
     shell:
         EXECUTE
+
+
+use rule notebook as timed with:
+    output:
+        f"{OUT}/{{notebook}}.ipynb",
+        f"{HERE}/{{notebook}}.json",
+    wildcard_constraints:
+        notebook="|".join(ALONE) or "none",
+    threads: lambda wildcards: workflow.cores
+    resources:
+        mem_mb=ask("mem_mb", 8000),
+        runtime=ask("runtime", 60),
+        gpu=ask("gpu", 0),
+        slurm_extra="--exclusive",  # alone on a node, too
+    params:
+        values=parameters,
+        launch="",
+        figures=os.path.relpath(HERE),
+        running=f"{OUT}/{{notebook}}.running.ipynb",
 
 
 def before(wildcards):
@@ -120,20 +178,29 @@ def before(wildcards):
 
 def settings(wildcards):
     values = whole(wildcards.run)
+    if "recipes" in config:
+        values = {"recipes": config["recipes"]} | values
     if wildcards.stage == STAGES[-1] and "ship" in config:
         values["ship"] = config["ship"]
-    return json.dumps({name: value for name, value in values.items() if name not in LATER.get(wildcards.stage, ())})
+    later = LATER.get(wildcards.stage, ())
+    return json.dumps({name: value for name, value in values.items() if name not in later})
 
 
 STEP = dict(zip(STAGES, ["model", "heads", "meta", "tables"]))
 
 
 def launch(wildcards):
-    """Several processes do the work first, where the profile says how to start them; the notebook then finds it done."""
+    """Several processes do the work first, where the profile says how to start them; the notebook
+    then finds it done.
+    """
     if "launch" not in config:
         return ""
-    values = {name: value for name, value in json.loads(settings(wildcards)).items() if name != "ship"}
-    return f"(cd notebooks && {config['launch']} -m cats.train.run {shlex.quote(json.dumps(values))} --until {STEP[wildcards.stage]}) && "
+    values = json.loads(settings(wildcards))
+    values |= {"folder": f"../{values['folder']}"}  # it runs in the notebooks' folder
+    values.pop("ship", None)
+    recipes = shlex.join(values.pop("recipes", ["paper", "distilled"]))
+    run = f"{config['launch']} -m cats.train.run {shlex.quote(json.dumps(values))}"
+    return f"(cd notebooks && {run} --until {STEP[wildcards.stage]} --recipes {recipes}) && "
 
 
 rule stage:
@@ -141,10 +208,6 @@ rule stage:
         notebook="notebooks/{stage}.ipynb",
         package=glob("cats/**/*.py", recursive=True),
         before=before,
-    params:
-        values=settings,
-        launch=launch,
-        running=f"{OUT}/runs/{{run}}/{{stage}}.running.ipynb",
     output:
         f"{OUT}/runs/{{run}}/{{stage}}.ipynb",
         f"{FIGURES}/{{stage}}-{{run}}.json",
@@ -155,5 +218,10 @@ rule stage:
         mem_mb=ask("mem_mb", 8000),
         runtime=ask("runtime", 240),
         gpu=ask("gpu", 0),
+    params:
+        values=settings,
+        launch=launch,
+        figures=os.path.relpath(FIGURES),
+        running=f"{OUT}/runs/{{run}}/{{stage}}.running.ipynb",
     shell:
-        "{params.launch}" + EXECUTE
+        EXECUTE

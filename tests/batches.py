@@ -25,20 +25,7 @@ def copy(folder, *names):
 
 
 def start(folder, profile, *options, **process):
-    """Snakemake on a copy; `process` goes to Popen."""
-    paths = {
-        "PYTHONPATH": str(folder),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "--nolock",
-        "--rerun-incomplete",
-        "--keep-going",
-        "--configfile",
-        profile,
-        *options,
-    ]
-    return subprocess.Popen(command, cwd=folder, env=os.environ | paths, **process)
+    """The batch on a copy, as `make figures` starts it; `process` goes to Popen."""
+    command = [sys.executable, "-m", "cats.paper.batch", profile, *options]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.Popen(command, cwd=folder, env=environment, **process)

@@ -12,20 +12,23 @@ from pathlib import Path
 import numpy as np
 import oracles
 import torch
+from builders import even
 from safetensors.torch import save_file
 from torch import nn
 
 from cats import Synthetic, calibrate, evaluate, exit_layers
 from cats._io import write_json
 from cats.model.backbone import Backbone
-from cats.model.heads import train_heads
 from cats.paper import timing
-from cats.runtime.cat import fresh
 from cats.train import tasks
 from cats.train.finetune import fresh_model, tokenizer_of
+from cats.train.fit import train_heads
 from cats.train.states import States, collate, extract, tokenise
 
 EPSILONS = [round(0.05 * i, 2) for i in range(1, 20)]
+
+
+RECIPE = "distilled"  # what CAT.fit makes, and the dearer one
 
 
 def evaluation(n=25_000, layers=24, trials=25, sample=1_000):
@@ -191,45 +194,22 @@ def _replayed(name, n, *how):
     by a tenth at batch size 32.
     """
     torch.manual_seed(0)
-    cat = timing.untrained(name)
+    cat = timing.untrained(name, recipe=RECIPE)
     table = Synthetic(layers=cat.backbone.n_layers).table(2000)
     thresholds = calibrate(table.scores("meta"), table.consistent, 0.05, method="first_exit")
     return timing.replay(cat, exit_layers(table.scores("meta"), thresholds)[:n], *how)
-
-
-def even(cat, which, batch_size, tokens=64):
-    """F ("full") or the CAT ("early") on four batches' inputs, which exit at all layers alike: to
-    run, and measure the memory of.
-    """
-    cut = lambda size: (
-        {"input_ids": ids} for ids in torch.full((4 * batch_size, tokens), 1000).split(size)
-    )
-    l = cat.backbone.n_layers
-
-    def full():
-        with torch.inference_mode():
-            [cat.backbone.model(**batch) for batch in cut(batch_size)]
-
-    def early():
-        cat.run(
-            cut(fresh(batch_size)),
-            np.full(l - 1, np.inf),
-            decide=lambda k, scores, rows: [row % l + 1 == k for row in rows],
-        )
-
-    return {"full": full, "early": early}[which]
 
 
 def _held(name, which):
     """Tensors held at batch size 32, beyond the model itself, in MiB; in a process of its own, as a
     profiler may leave something behind.
     """
-    return timing.live(even(timing.untrained(name), which, 32)) / 2**20
+    return timing.live(even(timing.untrained(name, recipe=RECIPE), which, 32)) / 2**20
 
 
 def _peak(name, which):
     """Peak memory at batch size 32, beyond the model itself, in MiB."""
-    run = even(timing.untrained(name), which, 32)
+    run = even(timing.untrained(name, recipe=RECIPE), which, 32)
     before = _peak_memory(reset=True)
     for _ in range(5):
         run()

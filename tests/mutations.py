@@ -25,7 +25,7 @@ import pandas  # noqa: F401  (imported once here, and not by every process)
 import scipy.stats  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
-ORACLE = "test_calibration.test_equals_the_pseudo_code"
+ORACLE = "test_calibrators.test_equals_the_pseudo_code"
 CLAIM = "test_validity.test_claim_holds"
 
 
@@ -57,7 +57,7 @@ BUGS = {
         "quantiles",
         "-(-level.numerator * (n + 1) // level.denominator)",
         "level.numerator * (n + 1) // level.denominator",
-        "test_calibration.test_rank_is_exact_for_decimal_levels",
+        "test_calibrators.test_rank_is_exact_for_decimal_levels",
     ),
     "quantile: largest value instead of ∞": Bug(
         "quantiles",
@@ -69,7 +69,7 @@ BUGS = {
         "quantiles",
         "Fraction(repr(float(number)))",
         "Fraction(float(number))",
-        "test_calibration.test_rank_is_exact_for_decimal_levels",
+        "test_calibrators.test_rank_is_exact_for_decimal_levels",
     ),
     "most_errors: one too many": Bug(
         "quantiles", "<= delta else m - 1", "<= delta else m", *claim("pac, law")
@@ -81,7 +81,7 @@ BUGS = {
         "quantiles",
         "np.maximum(successes, 1), n - successes + 1",
         "np.maximum(successes, 1), np.maximum(n - successes, 1)",
-        "test_calibration.test_clopper_pearson_solves_its_equation",
+        "test_calibrators.test_clopper_pearson_solves_its_equation",
     ),
     "Clopper-Pearson: the upper bound": Bug(
         "quantiles",
@@ -99,7 +99,7 @@ BUGS = {
         "quantiles",
         "first[row] -= first[:row] @ log_p",
         "first[row] -= first[1:row] @ log_p[1:]",
-        "test_calibration.test_crossing_in_closed_form",
+        "test_calibrators.test_crossing_in_closed_form",
     ),
     # exits
     "exit at a score equal to its threshold": Bug(
@@ -109,13 +109,13 @@ BUGS = {
         "exits",
         "np.arange(len(exits)), exits - 1]",
         "np.arange(len(exits)), np.minimum(exits, consistent.shape[1])]",
-        "test_calibration.test_agreement_equals_the_slow_one",
+        "test_calibrators.test_agreement_equals_the_slow_one",
     ),
     "records: ties count": Bug(
         "exits",
         "scores[:, 1:] > earlier",
         "scores[:, 1:] >= earlier",
-        "test_calibration.test_records",
+        "test_calibrators.test_records",
     ),
     "records: compared with the layer before alone": Bug(
         "exits",
@@ -127,7 +127,7 @@ BUGS = {
         "exits",
         "earlier - 2 * margin",
         "earlier - margin",
-        "test_calibration.test_without_the_margin_an_exit_escapes",
+        "test_calibrators.test_without_the_margin_an_exit_escapes",
     ),
     "V: maximum over consistent layers": Bug(
         "exits",
@@ -142,7 +142,7 @@ BUGS = {
         "exits",
         'side="right"',
         'side="left"',
-        "test_calibration.test_wrong_exits_lie_inside_the_controlled_event",
+        "test_calibrators.test_wrong_exits_lie_inside_the_controlled_event",
     ),
     # calibrators
     "naive: bound from its tuning half": Bug(
@@ -161,7 +161,7 @@ BUGS = {
         "calibrators",
         "shares = [exact(weight) for weight in weights]",
         "shares = [Fraction(1, cal.early)] * len(weights)",
-        "test_calibration.test_weights_of_independent",
+        "test_calibrators.test_weights_of_independent",
     ),
     "independent: no Bonferroni": Bug(
         "calibrators", "1 - share * epsilon", "1 - epsilon", *claim("Theorem 4.4, tight")
@@ -201,7 +201,7 @@ BUGS = {
         *claim("band, law"),
     ),
     "band: choices do not share delta": Bug(
-        "calibrators", " / int(choices)", "", "test_calibration.test_choices_share_delta"
+        "calibrators", " / int(choices)", "", "test_calibrators.test_choices_share_delta"
     ),
     "static: floor of what has to agree": Bug(
         "calibrators",
@@ -213,7 +213,7 @@ BUGS = {
         "calibrators",
         "inside = self.keep[rows]",
         "inside = np.ones(len(rows), bool)",
-        "test_calibration.test_part_equals_a_fresh_set",
+        "test_calibrators.test_part_equals_a_fresh_set",
     ),
     "labelled: calibrated on all inputs": Bug(
         "calibrators", "cal = cal.part(correct)", "pass", *claim("labelled")
@@ -223,13 +223,13 @@ BUGS = {
         "risk",
         "alpha * (len(scores) + 1) - bound",
         "alpha * (len(scores) + 1)",
-        "test_calibration.test_risk_of_zero_and_one_is_first_exit",
+        "test_calibrators.test_risk_of_zero_and_one_is_first_exit",
     ),
     "crc: the loss at the highest record, not the largest": Bug(
         "risk",
         "np.where(where & (scores > t), early, 0.0).max(axis=1)",
         "np.where(where & (scores > t), early, 0.0)[:, -1]",
-        "test_calibration.test_risk_equals_its_definition",
+        "test_calibrators.test_risk_equals_its_definition",
     ),
     "groups: one threshold for all": Bug(
         "groups", "cal.part(names == name)", "cal", *claim("groups, law")
@@ -238,33 +238,33 @@ BUGS = {
         "groups",
         "np.max(list(found.values()), axis=0)",
         "np.min(list(found.values()), axis=0)",
-        "test_calibration.test_groups_are_calibrated_each_on_its_own",
+        "test_calibrators.test_groups_are_calibrated_each_on_its_own",
     ),
     # table and trials
     "table: consistent with the layer before F": Bug(
         "table",
         "self.agree(self.predictions[:, :-1], self.predictions[:, -1:])",
         "self.agree(self.predictions[:, :-1], self.predictions[:, -2:-1])",
-        "test_tables.test_consistent_and_correct",
+        "test_table.test_consistent_and_correct",
     ),
     "table: within tau, strictly": Bug(
         "table",
         "np.abs(left - right) <= self.tau",
         "np.abs(left - right) < self.tau",
-        "test_tables.test_within_tau_means_up_to_it",
+        "test_table.test_within_tau_means_up_to_it",
     ),
     "measures: a look at the next layer": Bug(
         "measures",
         "logits[:, : k + 1]",
         "logits[:, : k + 2]",
-        "test_tables.test_measures_equal_the_slow_ones",
+        "test_table.test_measures_equal_the_slow_ones",
         {"measure": "sm"},
     ),
     "trials: tested where calibrated": Bug(
         "trials",
         "part, test = cal.part(keep), ~keep",
         "part, test = cal.part(keep), keep",
-        "test_evaluation.test_equals_doing_it_by_hand",
+        "test_trials.test_equals_doing_it_by_hand",
     ),
 }
 
@@ -316,7 +316,7 @@ def _run(bug, planted, result):
         del sys.modules[name]
     module, _, test = bug.check.partition(".")
     sys.modules.pop(module, None)
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "stats")]
     if planted:
         sys.meta_path.insert(0, Finder(bug))
     warnings.simplefilter("ignore")

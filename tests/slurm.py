@@ -25,6 +25,7 @@ TIMED = [
     "25_efficiency*",
     "26_comparison*",
     "index.html",
+    "here",
 ]  # seconds differ from run to run: in these notebooks, and where the page quotes them
 
 CONFIGURATION = """\

@@ -24,10 +24,14 @@ the model itself. Add a line to the table in its test file.
 """
 
 import hashlib
+import json
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
@@ -37,6 +41,9 @@ from transformers.masking_utils import (
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
 )
+
+from cats._io import digest
+from cats.model.exits import vectors
 
 # --------------------------------------------------------------------------------------------------
 # Families: what differs between one Hugging Face encoder and the next, and nothing else
@@ -237,6 +244,25 @@ FAMILIES = {
     "roberta": Roberta,
     "xlm-roberta": Roberta,
 }
+# fields of a configuration that change nothing F computes: where it came from, how it was trained,
+# and its precision, which is the weights' own
+SILENT = (
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "initializer_range",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "problem_type",
+    "return_dict",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+)
 
 # --------------------------------------------------------------------------------------------------
 
@@ -250,6 +276,7 @@ class State(NamedTuple):
     # tokens of a row that is padded on the right or not at all; 0 where a row is padded otherwise
     # and needs all columns
     lengths: list
+    seconds: list  # where the second text of a row begins; 0 where that is not known
     # for all rows together
     context: dict  # attention masks, relative positions: whatever the family's layers ask for
     layer: int = 0  # layers applied so far
@@ -261,6 +288,16 @@ def lengths_of(mask):
     """
     rows = mask.tolist()
     return [n if all(row[:n]) else 0 for row, n in zip(rows, map(sum, rows))]
+
+
+def commit_of(name: str, options: dict[str, Any]) -> str | None:
+    """The commit of a Hub model that was just loaded, or None for a folder."""
+    if Path(name).is_dir():
+        return None
+    cached = try_to_load_from_cache(
+        name, "config.json", options.get("cache_dir"), options.get("revision")
+    )
+    return Path(cached).parent.name if isinstance(cached, str) else options.get("revision")
 
 
 def padded(lengths, width):
@@ -297,8 +334,10 @@ class Backbone:
                 f"{type(model).__name__} gives several labels to an input (problem_type"
                 " multi_label_classification); agreement is about one label here"
             )
+        self.revision: str | None = None  # the commit of a model that came from the Hub
         self.model = model.eval()  # F is fixed: no dropout
-        self._weight = next(weight for weight in model.parameters() if weight.is_floating_point())
+        self._modules = list(model.modules())
+        self.to(None)
         self.glue = FAMILIES[self.family](model)
         self.layers = list(self.glue.layers())
         self.n_layers, self.hidden_size, self.num_labels = (
@@ -309,26 +348,28 @@ class Backbone:
         self.token_types = getattr(config, "type_vocab_size", 0) > 1  # else they are ignored
 
     @classmethod
-    def from_pretrained(cls, name_or_path, **kwargs):
+    def from_pretrained(cls, name_or_path: str | Path, **kwargs: Any) -> "Backbone":
         """Load a fine-tuned classifier from a folder or from the Hub, in float32 unless a `dtype`
         is given.
 
         `kwargs` go to `AutoModelForSequenceClassification.from_pretrained`. Refuses a checkpoint
         without classifier weights: Hugging Face would draw them at random, and the guarantee would
-        be agreement with a random model.
+        be agreement with a random model. Code that comes with a model is never run.
         """
-        kwargs = {"dtype": torch.float32} | kwargs
+        kwargs = {"dtype": torch.float32, "trust_remote_code": False} | kwargs
         try:
             model, info = AutoModelForSequenceClassification.from_pretrained(
                 name_or_path, output_loading_info=True, **kwargs
             )
-        except OSError as error:
-            raise FileNotFoundError(
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            kind = FileNotFoundError if isinstance(error, OSError) else ValueError
+            raise kind(
                 f"no model could be loaded from {str(name_or_path)!r}. It is neither a folder with"
-                " a saved model nor a model that the Hugging Face Hub could give now; without a"
-                f" network, name a folder. Their message: {error}"
+                " a whole saved model nor a model that the Hugging Face Hub could give now; without"
+                f" a network, name a folder. Their message: {error}"
             ) from error
         backbone = cls(model)
+        backbone.revision = commit_of(str(name_or_path), kwargs)
         if info["missing_keys"]:
             raise ValueError(
                 f"{str(name_or_path)!r} is not fine-tuned for classification, it has no"
@@ -337,18 +378,45 @@ class Backbone:
             )
         return backbone
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the configuration says about what F computes, as JSON would keep it."""
+        fields = json.loads(json.dumps(self.model.config.to_dict(), default=str))
+        return {name: value for name, value in fields.items() if name not in SILENT}
+
     @cached_property
-    def fingerprint(self):
-        """A hash of architecture and weights: what one model made is refused by another."""
-        digest = hashlib.sha256(
+    def weights(self) -> str:
+        """A hash of architecture and weights."""
+        found = hashlib.sha256(
             f"{self.family} {self.n_layers} {self.hidden_size} {self.num_labels}".encode()
         )
         for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(
+            found.update(name.encode())
+            found.update(
                 tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
             )
-        return digest.hexdigest()
+        return found.hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that F computes with, weights, configuration and precision: what one model
+        made is refused by another.
+        """
+        return digest({"weights": self.weights, "settings": self.settings, "dtype": self.precision})
+
+    def to(self, device: Any) -> "Backbone":
+        """Move F to a device; None leaves it where it is."""
+        if device is not None:
+            self.model.to(device)
+        weights = self.model.parameters()
+        self._weight = next(weight for weight in weights if weight.is_floating_point())
+        return self
+
+    def ready(self) -> "Backbone":
+        """F as it is meant, whatever was done to the model since: without dropout."""
+        if any(module.training for module in self._modules):
+            self.model.eval()
+        return self
 
     @property
     def device(self):
@@ -358,6 +426,11 @@ class Backbone:
     @property
     def dtype(self):
         return self._weight.dtype
+
+    @property
+    def precision(self) -> str:
+        """The name of its dtype."""
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def extra_padding(self):
@@ -381,8 +454,8 @@ class Backbone:
         """Embeddings and masks of a tokenised batch, before the first layer.
 
         batch: a mapping with `input_ids` (rows, tokens), and perhaps `attention_mask` (default: no
-        padding) and `token_type_ids` (ignored by models that know only one type). Tensors are moved
-        to the model's device.
+        padding), `token_type_ids` (ignored by models that know only one type) and `second` (rows,),
+        where the second text of a pair begins. Tensors are moved to the model's device.
         """
         inputs = {
             name: batch[name]
@@ -396,9 +469,8 @@ class Backbone:
                 f" { {name: tuple(value.shape) for name, value in inputs.items()} }"
             )
         if "attention_mask" in inputs:
-            inputs["attention_mask"] = inputs[
-                "attention_mask"
-            ].long()  # DeBERTa subtracts it, so it must not be bool
+            # DeBERTa subtracts it, so it must not be bool
+            inputs["attention_mask"] = inputs["attention_mask"].long()
         lengths = (
             lengths_of(inputs["attention_mask"])
             if "attention_mask" in inputs
@@ -414,9 +486,10 @@ class Backbone:
         hidden = self.glue.embed(
             ids, inputs.get("token_type_ids") if self.token_types else None, mask
         )  # (rows, tokens, d)
-        return State(
-            hidden, mask, lengths, self.glue.context(hidden, mask, padded(lengths, shape[1]))
-        )
+        second = batch.get("second")
+        seconds = [0] * shape[0] if second is None else second.tolist()
+        context = self.glue.context(hidden, mask, padded(lengths, shape[1]))
+        return State(hidden, mask, lengths, seconds, context)
 
     def step(self, state, k) -> State:
         """Apply layer k, in 1..l. Layers come in order: the state knows how many it has seen."""
@@ -427,7 +500,7 @@ class Backbone:
         # not
         if state.lengths:
             hidden = self.glue.apply(self.layers[k - 1], hidden, state.mask, state.context)
-        return State(hidden, state.mask, state.lengths, state.context, k)
+        return State(hidden, state.mask, state.lengths, state.seconds, state.context, k)
 
     def cls(self, state) -> Tensor:
         """h_[CLS] after the current layer (Section 3.1), (rows, d): what the early heads read.
@@ -436,6 +509,34 @@ class Backbone:
         right. For ModernBERT it is the residual stream, before the final norm.
         """
         return state.hidden.select(1, 0)
+
+    def mean(self, state) -> Tensor:
+        """The mean of the hidden states over a row's tokens, (rows, d)."""
+        if not padded(state.lengths, state.mask.shape[1]):
+            return state.hidden.mean(1)
+        weights = state.mask.to(state.hidden.dtype)[:, None]  # (rows, 1, tokens)
+        return (weights @ state.hidden)[:, 0] / weights.sum(-1)
+
+    def pair(self, state) -> Tensor:
+        """How the two texts of a row differ, (rows, 2d): |a - b| and a·b, coordinate by coordinate,
+        of the means a and b over the tokens before and from where the second text begins.
+        """
+        if not all(state.seconds) or not all(state.lengths):
+            raise ValueError(
+                "these heads read pairs of texts: `second` says where the second begins"
+            )
+        hidden = state.hidden
+        place = torch.arange(hidden.shape[1], device=hidden.device)  # (tokens,)
+        ends = torch.tensor([state.seconds, state.lengths], device=hidden.device)[..., None]
+        before, within = place < ends  # (rows, tokens) each
+        weights = torch.stack([before, within & ~before], 1).to(hidden.dtype)  # (rows, 2, tokens)
+        means = (weights @ hidden) / weights.sum(-1, keepdim=True)
+        a, b = means.unbind(1)
+        return torch.cat([(a - b).abs(), a * b], -1)
+
+    def read(self, state, reads) -> Tensor:
+        """What heads read after a layer, (rows, width): see cats.model.exits.READS."""
+        return vectors(reads, *(getattr(self, name)(state) for name in reads.split("+")))
 
     def finish(self, state) -> Tensor:
         """Logits of F itself, (rows, C), after layer l: its own pooler, norm and classifier."""
@@ -471,10 +572,8 @@ class Backbone:
         )
         moves = [(to, row) for to, row in enumerate(numbers) if to != row]
         if width == hidden.shape[1] and 2 * len(moves) <= n and all(row >= n for _, row in moves):
-            for (
-                to,
-                row,
-            ) in moves:  # most rows are where they should be: rows from the end fill the gaps
+            # most rows are where they should be: rows from the end fill the gaps
+            for to, row in moves:
                 hidden[to] = hidden[row]
             hidden = hidden[:n]
         else:
@@ -485,7 +584,8 @@ class Backbone:
         else:  # 1 everywhere
             mask = select(mask[:, :width]) if padded(state.lengths, mask.shape[1]) else mask[:n]
             context = self.glue.context(hidden, mask, False)
-        return State(hidden, mask, lengths, context, state.layer)
+        seconds = [state.seconds[row] for row in numbers]
+        return State(hidden, mask, lengths, seconds, context, state.layer)
 
     def rest(self, state) -> State:
         """A state that is going to wait: it lets go of the memory of rows that have left."""
@@ -502,23 +602,22 @@ class Backbone:
         hidden = torch.cat([pad(state.hidden, 0, 0) for state in (first, second)])
         mask = torch.cat([pad(state.mask) for state in (first, second)])
         lengths = first.lengths + second.lengths
-        return State(
-            hidden,
-            mask,
-            lengths,
-            self.glue.context(hidden, mask, padded(lengths, width)),
-            first.layer,
-        )
+        context = self.glue.context(hidden, mask, padded(lengths, width))
+        return State(hidden, mask, lengths, first.seconds + second.seconds, context, first.layer)
 
     @torch.no_grad()  # and not inference_mode: heads are trained on these
-    def states(self, batch):
-        """([CLS] after every layer (rows, l, d), logits of F (rows, C)): all that training and
-        calibration need of F.
+    def states(self, batch) -> dict[str, Tensor]:
+        """All that training and calibration need of F: `cls` and `mean` after every layer (rows, l,
+        d), for pairs of texts `pair` (rows, l, 2d), and `logits` of F (rows, C).
         """
-        state, cls = self.start(batch), []
+        state = self.start(batch)
+        found: dict[str, list] = {"cls": [], "mean": []}
+        if state.seconds and all(state.seconds):
+            found["pair"] = []
         for k in range(1, self.n_layers + 1):
             state = self.step(state, k)
-            cls.append(
-                self.cls(state).clone()
-            )  # a view would keep all tokens of all layers in memory
-        return torch.stack(cls, 1), self.finish(state)
+            for name, values in found.items():
+                # a view would keep all tokens of all layers
+                values.append(getattr(self, name)(state).clone())
+        layers = {name: torch.stack(values, 1) for name, values in found.items()}
+        return layers | {"logits": self.finish(state)}

@@ -121,7 +121,7 @@ def head_macs(heads):
     the history: Section 5.4.
     """
     past = [heads.n_outputs * (k - 1) if heads.history else 0 for k in range(1, heads.early + 1)]
-    return [(heads.d + logits) * heads.d_e + heads.d_e * heads.n_outputs for logits in past]
+    return [(heads.width + logits) * heads.d_e + heads.d_e * heads.n_outputs for logits in past]
 
 
 def meta_macs(meta):

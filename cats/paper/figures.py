@@ -13,23 +13,20 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from cats.paper.style import NAMES
+from cats.paper.style import MEASURES, looks, written
 
-CLASSES = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#999999",
-)  # Okabe and Ito's
-MEASURES = {  # pdiff often lies on pmax: small and dashed, so that both are seen
-    "meta": dict(color="#D55E00", marker="o", markersize=3),
-    "pmax": dict(color="#0072B2", marker="s", markersize=4.5),
-    "pdiff": dict(color="#E69F00", marker="^", markersize=2.5, linestyle="--"),
-    "patience": dict(color="#999999", marker="v", markersize=3),
-}
+# Okabe and Ito's
+CLASSES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+# columns of Table 1: pdiff often lies on pmax, so it is small and dashed, and both are seen
+FEATURES = {"pmax": "sm", "pdiff": "diff"}
+SIZES = {"meta": 3, "pmax": 4.5, "pdiff": 2.5, "patience": 3}
+
+
+def _line(measure, look):
+    """How a measure's line by layer is drawn."""
+    dashed = {"linestyle": "--"} if measure == "pdiff" else {}
+    size = SIZES.get(measure, 3)
+    return dict(color=look.colour, marker=look.marker, markersize=size, linewidth=1) | dashed
 
 
 def say(table, prediction, names=()):
@@ -136,7 +133,7 @@ def way_through(table, row, thresholds, exit_layer, names=()):
     task = table.metadata.get("task", "table")
     boxes.set(
         ylim=(-0.1, 1.9),
-        title=f"{NAMES.get(task, task)}, row {row}, label {say(table, table.labels[row], names)}",
+        title=f"{written(task)}, row {row}, label {say(table, table.labels[row], names)}",
     )
     boxes.axis("off")
     bars.set(
@@ -217,15 +214,16 @@ def auroc_by_layer(areas):
         squeeze=False,
         layout="constrained",
     )
+    known = MEASURES | {feature: MEASURES[measure] for feature, measure in FEATURES.items()}
+    lines = {name: _line(name, look) for name, look in looks(areas["measure"], known).items()}
     for axis, ((backbone, task), panel) in zip(axes.flat, panels):
         for measure, part in panel.groupby("measure", sort=False):
-            axis.plot(part["layer"], part["auroc"], linewidth=1, **MEASURES[measure])
-        axis.set_title(f"{task}\n{backbone}", fontsize=8)
+            axis.plot(part["layer"], part["auroc"], **lines[measure])
+        axis.set_title(f"{written(task)}\n{written(backbone)}", fontsize=8)
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
-    shown = [measure for measure in MEASURES if measure in set(areas["measure"])]
-    handles = [Line2D([], [], label=measure, **MEASURES[measure]) for measure in shown]
+    handles = [Line2D([], [], label=measure, **line) for measure, line in lines.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     figure.supxlabel("layer k", fontsize=9)
     figure.supylabel("AUROC for $F_k = F$", fontsize=9)

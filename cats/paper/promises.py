@@ -28,7 +28,7 @@ def coverage_figure(covered, n, epsilon):
     grid, law = np.linspace(0.75, 1, 400), validity.coverage_law(n, epsilon)
     name = "Beta({}, {})".format(*law.args)
     for axis, method in zip(axes, list(covered)[1:]):
-        look = dict(color=style.COLOURS[method], alpha=0.5, label="seen")
+        look = dict(color=style.METHODS[method].colour, alpha=0.5, label="seen")
         axis.hist(covered[method][0], bins=60, range=(0.75, 1), density=True, **look)
         axis.plot(grid, law.pdf(grid), color="black", label=name)
         axis.axvline(1 - epsilon, color="black", linestyle=":", label="1 − ε")
@@ -37,7 +37,7 @@ def coverage_figure(covered, n, epsilon):
         axis.legend(loc="upper left")
     for method, (_, uniform) in covered.items():
         steps = (np.arange(len(uniform)) + 0.5) / len(uniform)
-        axes[2].plot(steps, np.sort(uniform), color=style.COLOURS[method], label=method)
+        axes[2].plot(steps, np.sort(uniform), color=style.METHODS[method].colour, label=method)
     axes[2].axline((0, 0), slope=1, color="black", linewidth=0.8)
     axes[2].set(
         title="coverage through its own law", xlabel="expected", ylabel="seen", aspect="equal"
@@ -88,13 +88,15 @@ def choosing_figure(risk, used, task, epsilon, title):
         left.errorbar(part["risk", "mean"], place, xerr=WIDE * part["risk", "sem"], **look)
     left.axvline(epsilon, color="black", linewidth=0.8)
     left.set_yticks(range(len(part)), part.index.get_level_values("way"))
-    left.set(xlabel="realised risk (99 % interval); line: ε", title=style.NAMES.get(task, task))
+    left.set(xlabel="realised risk (99 % interval); line: ε", title=style.written(task))
     left.set_xlim(0)
     left.invert_yaxis()
     left.legend(loc="lower right")
     bars = used["layers"].reset_index()
-    bars["task"] = bars["task"].map(lambda name: style.NAMES.get(name, name))
-    sns.barplot(bars, x="task", y="layers", hue="method", palette=style.COLOURS, ax=right)
+    bars["task"] = bars["task"].map(style.written)
+    sns.barplot(
+        bars, x="task", y="layers", hue="method", palette=style.palette(bars["method"]), ax=right
+    )
     right.set(xlabel="", ylabel="layers used", title=title)
     right.legend(title=None)
     return figure
@@ -110,7 +112,7 @@ def choosing_reading(risk, missed, used, task, epsilon, layers, delta):
     rate, some = (missed[what].unstack("method").max() for what in ("missed", "somewhere"))
     price = used["layers"].unstack("method").eval("band / first_exit - 1")
     return (
-        f"With n = {n} on {style.NAMES.get(task, task)}, the {layers} layers that looked best gave"
+        f"With n = {n} on {style.written(task)}, the {layers} layers that looked best gave"
         f" a risk of **{looked['risk', 'mean']:.3f}** (99 % interval {low:.3f} to {high:.3f}) where"
         f" {epsilon} was promised; chosen on other inputs {apart['risk', 'mean']:.3f}. With n ="
         f" {most}: {there['risk', 'mean']:.3f}, and with `band` {safe['risk', 'mean']:.3f}"
@@ -134,8 +136,10 @@ def losses_figure(means, n_layers):
     means   task, alpha, loss, layers; n_layers   {task: l}
     """
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.1), layout="constrained")
-    for i, (task, part) in enumerate(means.groupby("task", sort=False)):
-        look = dict(marker="osD^v"[i % 5], color=f"C{i}", label=style.NAMES.get(task, task))
+    looks = style.looks(means["task"], style.TASKS)
+    for task, part in means.groupby("task", sort=False):
+        seen = looks[task]
+        look = dict(marker=seen.marker, color=seen.colour, label=seen.name)
         axes[0 if "error" in part and part["error"].notna().all() else 1].plot(
             part["alpha"], part["loss"], **look
         )

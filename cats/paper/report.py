@@ -1,7 +1,7 @@
 """The paper's tables with ours in the same layout: means over trials, and the published value in
 brackets beside each.
 
-    tables = shipped.tables("test")                                           # {task: ScoreTable}
+    tables = store.tables("test")                                             # {task: ScoreTable}
     frame = report.trials(tables, ["shared/sm", "shared/meta"], [0.95, 0.9])  # one row a trial
     numbers = report.beside(frame, report.paper("table3_classification_test"))
 
@@ -17,9 +17,9 @@ import pandas as pd
 from IPython.display import Markdown
 from matplotlib.lines import Line2D
 
-from cats._io import DATA
 from cats.paper import style
-from cats.paper.style import NAMES
+from cats.paper.places import DATA
+from cats.paper.style import written
 from cats.stats.calibrators import METHODS
 from cats.stats.measures import NEEDS_CLASSES
 from cats.stats.trials import evaluate
@@ -96,15 +96,18 @@ def trials(tables, rows, targets, trials=25, seed=0, options=None):
     ).reset_index(drop=True)
 
 
+def performance(predictions, labels, regression=False):
+    """Accuracy, for regression Pearson's correlation."""
+    if regression:
+        return np.corrcoef(predictions, labels)[0, 1]
+    return (predictions == labels).mean()
+
+
 def full_performance(table):
-    """Accuracy of F, for regression Pearson's correlation; NaN without labels."""
+    """F's accuracy, for regression Pearson's correlation; NaN without labels."""
     if table.labels is None:
         return np.nan
-    return (
-        np.corrcoef(table.predictions[:, -1], table.labels)[0, 1]
-        if table.regression
-        else table.correct[:, -1].mean()
-    )
+    return performance(table.predictions[:, -1], table.labels, table.regression)
 
 
 def beside(frame, *published):
@@ -164,7 +167,7 @@ def layout(numbers, values, first="method"):
 
 
 def _heading(task, value):
-    return f"{NAMES.get(task, task)} {HEADINGS.get(value, value)}"
+    return f"{written(task)} {HEADINGS.get(value, value)}"
 
 
 def _cells(part, values, form):
@@ -189,7 +192,7 @@ def show(name, numbers, values, tasks, parameters=None, inputs=None, first="meth
     part = numbers[numbers["task"].isin(tasks)]
     if part.empty:
         return Markdown(
-            f"*No ScoreTable of {', '.join(NAMES.get(task, task) for task in tasks)} is there, so"
+            f"*No ScoreTable of {', '.join(written(task) for task in tasks)} is there, so"
             " this table is left out.*"
         )
     shown, grey = layout(part, values, first)
@@ -240,7 +243,7 @@ def layer_shares(numbers, other=None):
                     markersize=4.5,
                 )
         axis.set(
-            title=NAMES.get(task, task),
+            title=written(task),
             xlim=(0, 104),
             xticks=(0, 50, 100),
             ylim=(-0.6, len(methods) - 0.4),
@@ -287,9 +290,10 @@ def caveats(tables):
     """
     table = next(iter(tables.values()))
     train = {task: table.metadata.get("rows", {}).get("train") for task, table in tables.items()}
+    ours = written(table.metadata.get("backbone", "a smaller encoder"))
     said = [
-        f"Our F is {table.metadata.get('backbone', 'a smaller encoder')} with {table.n_layers}"
-        f" layers; the paper's is Albert-xlarge with {PAPER_LAYERS}"
+        f"Our F is {ours} with {table.n_layers} layers;"
+        f" the paper's is Albert-xlarge with {PAPER_LAYERS}"
     ]
     if "vitaminc" in tables:
         said.append("our VitaminC models learn from a part of the official test set")

@@ -1,13 +1,16 @@
 """One page with everything: figures/index.html, from the executed notebooks and what they left in
 figures/.
 
-    python -m cats.paper.site build/demo/*.ipynb
+    python -m cats.paper.site figures build/demo/*.ipynb
 
 For every notebook: what it shows (its first cell), its pictures and tables, and its reading of the
-result (its last output).
+result (its last output). A notebook that measures seconds is shown as the files of that folder have
+it, reading included: they are the record of one named run. What the machine at hand measured is in
+the folder's `here`, on a page of its own.
 """
 
 import html
+import json
 import re
 import sys
 from pathlib import Path
@@ -15,7 +18,8 @@ from pathlib import Path
 import nbformat
 from nbconvert.filters import markdown2html
 
-from cats._io import FIGURES, writing
+from cats._io import writing
+from cats.paper.places import COMMITTED
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
@@ -55,7 +59,26 @@ def plain(text):
     return re.sub(r"\$([^$\n]+)\$", letters, text)
 
 
-def section(path, figures=FIGURES):
+def record(figures, pattern):
+    """Where, when and how often the seconds in a notebook's files were measured, a sentence each;
+    none if it measures none.
+    """
+    said = []
+    for path in sorted(Path(figures).glob(f"{pattern}.json")):
+        if measured := json.loads(path.read_text()).get("measured"):
+            repeats, note = measured["repeats"], measured.get("note")
+            times = "1 repeat" if repeats == 1 else f"{repeats} repeats"
+            where = f"Measured on {measured['machine']}, {measured['date']}, {times}"
+            said.append(where + (f" ({note})." if note else "."))
+    said = list(dict.fromkeys(said))
+    if said and (Path(figures) / "here").is_dir():
+        said.append(
+            "What the machine at hand measures goes to [a page of its own](here/index.html)."
+        )
+    return said
+
+
+def section(path, figures=COMMITTED):
     """One executed notebook as (title, HTML)."""
     path, notebook = Path(path), nbformat.read(path, as_version=4)
     intro = next(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
@@ -82,12 +105,15 @@ def section(path, figures=FIGURES):
             f' alt="{html.escape(picture.stem)}"><figcaption>{picture.stem}:'
             f" {links}</figcaption></figure>"
         )
-    for table in sorted(Path(figures).glob(f"{pattern}.md")):
+    tables = sorted(Path(figures).glob(f"{pattern}.md"))
+    for table in sorted(tables, key=lambda table: "_reading" in table.stem):  # readings come last
         parts.append(f'<div class="wide">{markdown2html(table.read_text())}</div>')
+    if said := record(figures, pattern):
+        read = [" ".join(said)]  # the reading is among the files
     return title, "\n".join(parts + [markdown2html(plain(text)) for text in read[-1:]])
 
 
-def write(paths, figures=FIGURES):
+def write(paths, figures=COMMITTED):
     """figures/index.html from executed notebooks."""
     found = sorted({Path(path) for path in paths}, key=lambda path: (path.stem, path.parent.name))
     sections = [
@@ -112,4 +138,4 @@ def write(paths, figures=FIGURES):
 
 
 if __name__ == "__main__":
-    print(write(sys.argv[1:]))
+    print(write(sys.argv[2:], sys.argv[1]))

@@ -6,7 +6,7 @@ the tokens of an input:
 
     fine-tuning   work n·epochs·3·F(T), F's own multiply-accumulates; memory 16 bytes a parameter,
                   and what autograd keeps: l·T·d·rows
-    extraction    work n·F(T); disk n·l·d·4 bytes
+    extraction    work n·F(T); disk 2·n·l·d·4 bytes
     heads, meta   reading the states once an epoch; memory one chunk of 512·l·d·4 bytes, whatever n
     tables        disk m·(l·C + l - 1)·4 bytes for m held-out inputs
 """
@@ -70,8 +70,8 @@ def kept_bytes(backbone, rows, tokens):
 
 
 def states_bytes(backbone, n):
-    """Extracted states on disk: [CLS] of every layer, and F's logits, in float32."""
-    return n * (backbone.n_layers * backbone.hidden_size + backbone.num_labels) * 4
+    """Extracted states on disk: [CLS] and mean of every layer, and F's logits, in float32."""
+    return n * (2 * backbone.n_layers * backbone.hidden_size + backbone.num_labels) * 4
 
 
 def table_bytes(backbone, n):
@@ -124,7 +124,7 @@ def stages(
         (
             "tables",
             held_out * forward / speed,
-            table_bytes(backbone, held_out),
+            states_bytes(backbone, held_out) + table_bytes(backbone, held_out),
             weights + 2 * run_f,
         ),
     ]

@@ -1,60 +1,82 @@
-"""The ScoreTables in data/tables: real runs, eight pairs of task and backbone, a validation and a
-test split each.
+"""The ScoreTables in data/tables: real runs, a validation and a test split each; and the runs of
+this checkout.
 
-    shipped.pairs()                                        # what there is
-    shipped.table("ag_news", "mobilebert-uncased", "test") # checked against the manifest's hash
+    store.pairs()                                         # what there is
+    store.table("ag_news", "mobilebert-uncased", "test")  # checked against the manifest's hash
+    store.table("ag_news", "mobilebert-uncased", "test", recipe="distilled")
 
 `add` puts the tables, heads and meta classifiers of a finished run there. Scores stay in float32:
 in half precision the confident ones tie (above 0.5 it has steps of 0.0005), and thresholds and
 exits would move.
 """
 
-import json
-import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from cats._io import DATA, sha256, write_json, writing
+from cats._io import read_json, sha256, write_json, writing
+from cats.paper.places import BUILD, ROOT, TABLES
 from cats.stats.table import ScoreTable
 
-FOLDER = Path(
-    os.environ.get("CATS_TABLES", DATA / "tables")
-)  # the variable: figures of your own tables
+if TYPE_CHECKING:
+    from cats.train.run import Run
+
+FOLDER = TABLES
 SPLITS = ("validation", "test")
 MAIN = ("mobilebert-uncased", "albert-xlarge-v2")  # stands for the paper's main model, and is it
 KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder
+PAPER = "paper"  # the recipe that the paper's figures are drawn from
 
 
-def manifest(folder=FOLDER):
-    """What is shipped, by file name: task, backbone, what it holds, and its hash."""
-    path = Path(folder) / "manifest.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+def open_run(**settings) -> "Run":
+    """A run of this checkout: its folder counts from the root, and has a default place."""
+    from cats.train.run import Run  # it needs torch
+
+    folder = settings.pop("folder", "") or None
+    run = Run(**settings, folder=BUILD)
+    run.folder = ROOT / folder if folder else BUILD / "demo" / "runs" / run.name
+    return run
 
 
-def pairs(folder=FOLDER):
+def manifest(folder=FOLDER) -> dict:
+    """What is shipped, by file name: task, backbone, recipe, what it holds, and its hash."""
+    return read_json(Path(folder) / "manifest.json") or {}
+
+
+def _first(entry: dict) -> bool:
+    """Whether an entry is of the paper's recipe and the first seed."""
+    return entry.get("recipe", PAPER) == PAPER and entry.get("seed", 0) == 0
+
+
+def pairs(folder=FOLDER, recipe: str = PAPER) -> list[tuple[str, str]]:
     """(task, backbone) of the tables there are, backbone by backbone, in the paper's order of
     tasks.
     """
     order = ("imdb", "vitaminc", "ag_news", "stsb")
-    found = {(entry["task"], entry["backbone"]) for entry in manifest(folder).values()}
-    return sorted(
-        found, key=lambda pair: (pair[1], order.index(pair[0]) if pair[0] in order else len(order))
-    )
+    found = {
+        (entry["task"], entry["backbone"])
+        for entry in manifest(folder).values()
+        if entry.get("recipe", PAPER) == recipe and entry.get("seed", 0) == 0
+    }
+    place = lambda task: order.index(task) if task in order else len(order)
+    return sorted(found, key=lambda pair: (pair[1], place(pair[0])))
 
 
-def main(wanted=MAIN[0], folder=FOLDER):
+def main(wanted: str = MAIN[0], folder=FOLDER) -> str:
     """The backbone to draw the paper's main figures from: the one wanted, if it is there, else one
     of MAIN, else the first with most layers.
     """
-    layers = {entry["backbone"]: entry["layers"] for _, entry in sorted(manifest(folder).items())}
+    entries = sorted(manifest(folder).items())
+    layers = {entry["backbone"]: entry["layers"] for _, entry in entries if _first(entry)}
     if not layers:
         raise FileNotFoundError(f"no ScoreTables in {folder}: make them first (see data/README.md)")
     return next((name for name in (wanted, *MAIN) if name in layers), max(layers, key=layers.get))
 
 
-def tables(split, backbone=MAIN[0], folder=FOLDER):
+def tables(split: str, backbone: str = MAIN[0], folder=FOLDER) -> dict[str, ScoreTable]:
     """{task: ScoreTable} of one backbone in the paper's order of tasks; of another where there is
     none of this (see `main`).
     """
@@ -62,13 +84,23 @@ def tables(split, backbone=MAIN[0], folder=FOLDER):
     return {task: table(task, name, split, folder) for task, name in pairs(folder) if name == used}
 
 
-def path(task, backbone, what, folder=FOLDER):
+def file_name(task: str, backbone: str, what: str, recipe: str = PAPER, seed: int = 0) -> str:
+    """TASK-BACKBONE-WHAT.safetensors, with recipe and seed in between where they are not the first.
+
+    >>> file_name("stsb", "bge", "test"), file_name("stsb", "bge", "test", "distilled", 1)
+    ('stsb-bge-test.safetensors', 'stsb-bge-distilled-seed1-test.safetensors')
+    """
+    parts = [task, backbone, recipe if recipe != PAPER else "", f"seed{seed}" if seed else "", what]
+    return "-".join(part for part in parts if part) + ".safetensors"
+
+
+def path(task, backbone, what, folder=FOLDER, recipe=PAPER, seed=0) -> Path:
     """A shipped file, after checking that it is the one the manifest names."""
-    name, known = f"{task}-{backbone}-{what}.safetensors", manifest(folder)
+    name, known = file_name(task, backbone, what, recipe, seed), manifest(folder)
     if name not in known:
         raise FileNotFoundError(
-            f"no {what} of {task} with {backbone} is shipped; there are"
-            f" {', '.join(known) or 'none'}"
+            f"no {what} of {task} with {backbone} is shipped for the recipe {recipe} and seed"
+            f" {seed}; there are {', '.join(known) or 'none'}"
         )
     file = Path(folder) / name
     if not file.exists() or sha256(file) != known[name]["sha256"]:
@@ -79,34 +111,33 @@ def path(task, backbone, what, folder=FOLDER):
     return file
 
 
-def table(task, backbone, split="test", folder=FOLDER):
+def table(task, backbone, split="test", folder=FOLDER, recipe=PAPER, seed=0) -> ScoreTable:
     """The ScoreTable of a split."""
-    return ScoreTable.load(path(task, backbone, split, folder))
+    return ScoreTable.load(path(task, backbone, split, folder, recipe, seed))
 
 
-def add(run, folder=FOLDER):
-    """Copy a finished run's tables, heads and meta classifiers, and enter them in the manifest."""
+def add(runs: "Run | Iterable[Run]", folder=FOLDER) -> Path:
+    """Copy finished runs' tables, heads and meta classifiers, and enter them in the manifest."""
     folder, entries = Path(folder), {}
-    tables = {split: run.table(split) for split in SPLITS}  # made now if they are not there
-    for what in KEPT:
-        about = {
-            "task": run.task.name,
-            "backbone": run.backbone_name,
-            "seed": run.seed,
-            "what": what,
-            "layers": run.backbone.n_layers,
-        }
-        name = f"{about['task']}-{about['backbone']}-{what}.safetensors"
-        with writing(folder / name) as aside:
-            shutil.copyfile(run.folder / f"{what}.safetensors", aside)
-        entries[name] = about | {
-            "sha256": sha256(folder / name),
-            "bytes": (folder / name).stat().st_size,
-        }
-        if what in tables:
-            entries[name] |= {"inputs": len(tables[what]), "data": tables[what].metadata["data"]}
-    with FileLock(
-        folder / ".manifest.lock"
-    ):  # runs that end together must not lose each other's entries
+    for run in [runs] if hasattr(runs, "table") else runs:
+        tables = {split: run.table(split) for split in SPLITS}  # made now if they are not there
+        for what in KEPT:
+            about = {
+                "task": run.task.name,
+                "backbone": run.backbone_name,
+                "seed": run.seed,
+                "recipe": run.recipe.name,
+                "what": what,
+                "layers": run.backbone.n_layers,
+            }
+            name = file_name(run.task.name, run.backbone_name, what, run.recipe.name, run.seed)
+            with writing(folder / name) as aside:
+                shutil.copyfile(run.home / f"{what}.safetensors", aside)
+            size = (folder / name).stat().st_size
+            entries[name] = about | {"sha256": sha256(folder / name), "bytes": size}
+            if what in tables:
+                entries[name]["inputs"] = len(tables[what])
+                entries[name]["data"] = tables[what].metadata["data"]
+    with FileLock(folder / ".manifest.lock"):  # runs that end together must not lose entries
         write_json(folder / "manifest.json", manifest(folder) | entries)
     return folder

@@ -6,7 +6,11 @@ replayed on an untrained model of any architecture of the same depth, Albert-xla
 heads and meta classifiers running as they would.
 """
 
+import datetime
+import platform
+import re
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +19,11 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from cats.model.backbone import Backbone
-from cats.model.heads import Heads
-from cats.model.meta import Meta
-from cats.runtime.cat import CAT, fresh
+from cats.model.exits import Heads, Meta
+from cats.runtime.cat import CAT
+from cats.runtime.loop import starting
 from cats.stats.table import ScoreTable
+from cats.train.fit import find_recipe
 
 LARGE = {
     "hidden_size": 1024,
@@ -62,20 +67,18 @@ def random_backbone(architecture, n_outputs=2, **options):
     return Backbone(AutoModelForSequenceClassification.from_config(config, **options))
 
 
-def untrained(architecture, n_outputs=2):
+def untrained(architecture, n_outputs=2, recipe="paper"):
     """A CAT of random weights, for timing and counting alone."""
+    recipe = find_recipe(recipe)
     backbone = random_backbone(architecture, n_outputs)
     early = backbone.n_layers - 1
-    sizes = 32 + max(1, n_outputs - 1) + early + (2 if n_outputs > 1 else 0)
-    heads, meta = (
-        Heads(early, backbone.hidden_size, n_outputs).requires_grad_(False),
-        Meta(early, sizes).requires_grad_(False),
-    )
+    heads = Heads(early, backbone.hidden_size, n_outputs, reads=recipe.reads)
+    meta = Meta(early, heads.d_e, n_outputs, odds=recipe.odds)
     return CAT(
         backbone,
         None,
-        heads,
-        meta,
+        heads.requires_grad_(False),
+        meta.requires_grad_(False),
         ScoreTable(np.zeros((1, early + 1, n_outputs)), np.zeros((1, early))),
     )
 
@@ -84,6 +87,24 @@ def seconds(run):
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+def measured_here(repeats):
+    """What a result in seconds has to say of itself: the machine, the date and the repeats."""
+    return {"machine": machine(), "date": datetime.date.today().isoformat(), "repeats": repeats}
+
+
+def machine(cpuinfo="/proc/cpuinfo"):
+    """This machine in a few words, not its name: threads, processor, what it multiplies with."""
+    text = Path(cpuinfo).read_text() if Path(cpuinfo).exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)", text, flags=re.M)
+    name = model[1] if model else platform.processor() or platform.machine()
+    name = " ".join(re.sub(r"\((R|TM)\)|@.*", " ", name, flags=re.I).split())
+    units = {"avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
+    unit = next((shown for flag, shown in units.items() if re.search(rf"\b{flag}\b", text)), None)
+    count = torch.get_num_threads()
+    threads = "1 thread" if count == 1 else f"{count} threads"
+    return f"{threads} of {name}" + (f" with {unit}" if unit else "")
 
 
 def live(run):
@@ -170,7 +191,7 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
         waits = []
 
         def batches():
-            for j, part in enumerate(ids.split(fresh(batch_size))):
+            for j, part in enumerate(ids.split(starting(batch_size))):
                 if j % beside == 0:
                     waits.append(seconds(run_full))
                 yield batch_of(part)

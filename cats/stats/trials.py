@@ -58,6 +58,20 @@ def oracle_exits(consistent: ArrayLike, epsilon: Number) -> Ints:
     return exits
 
 
+def settled_exits(consistent: ArrayLike, epsilon: float) -> Ints:
+    """The exits (n,) of a clairvoyant who waits until the answer has settled: an input leaves at
+    the first layer from which on all layers are consistent, except the ⌊epsilon·n⌋ that would cost
+    most, which leave at layer 1.
+
+    The oracle may leave at a layer that is right by luck and changes its mind afterwards; no rule
+    that reads confidence can count on that.
+    """
+    consistent = np.asarray(consistent)
+    check_scores(np.zeros(consistent.shape), consistent)
+    from_here = np.logical_and.accumulate(consistent[:, ::-1], axis=1)[:, ::-1]
+    return oracle_exits(from_here, epsilon)
+
+
 def split(n: int, trial: int, seed: int = 0) -> Bools:
     """The calibration mask (n,) of one trial: a random 80 % of the inputs, the same however many
     trials there are.

@@ -5,35 +5,31 @@ then frozen for good.
 import json
 import shutil
 import warnings
+import zipfile
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     Trainer,
     TrainingArguments,
     set_seed,
 )
 
-from cats._io import write_json
+from cats._io import MASK, read_json, write_json
 from cats.model.backbone import Backbone
 from cats.train import demo, tasks
-from cats.train.states import collate, processes, tokenise
+from cats.train.states import collate, load_tokenizer, processes, tokenise
 
 
 def tokenizer_of(model):
     """The tokenizer of a model id or folder; `demo` has its own."""
     if str(model).startswith("demo"):
         return demo.tokenizer()
-    try:
-        return AutoTokenizer.from_pretrained(model)
-    except OSError as error:
-        raise FileNotFoundError(
-            f"no tokenizer at {model!r}: give a folder with a model, or a Hub id when online"
-        ) from error
+    return load_tokenizer(model)
 
 
 def fresh_model(model, task):
@@ -45,14 +41,18 @@ def fresh_model(model, task):
             demo.config(task.name, shared=model == "demo-shared")
         )
     labels = dict(enumerate(task.labels or ("score",)))
-    config = AutoConfig.from_pretrained(model, num_labels=task.n_outputs)
+    config = AutoConfig.from_pretrained(model, num_labels=task.n_outputs, trust_remote_code=False)
     config.id2label, config.label2id = labels, {name: i for i, name in labels.items()}
     config.problem_type = "regression" if task.regression else "single_label_classification"
     attention = (
         None if torch.cuda.is_available() else "eager"
     )  # a tenth quicker to train on a CPU at these lengths; the same sums
     return AutoModelForSequenceClassification.from_pretrained(
-        model, config=config, dtype=torch.float32, attn_implementation=attention
+        model,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation=attention,
+        trust_remote_code=False,
     )
 
 
@@ -114,7 +114,7 @@ def fold_classifier(model):
 
 
 def last_checkpoint(folder):
-    """The newest checkpoint that was written to its end, or None."""
+    """The newest checkpoint that was written to its end and is whole, or None."""
     needed = (
         "model.safetensors",
         "optimizer.pt",
@@ -125,9 +125,24 @@ def last_checkpoint(folder):
     whole = [
         path
         for path in Path(folder).glob("checkpoint-*")
-        if all((path / name).exists() for name in needed)
+        if all(readable(path / name) for name in needed)
     ]
     return max(whole, key=lambda path: int(path.name.split("-")[1]), default=None)
+
+
+def readable(path: Path) -> bool:
+    """Whether a file of a checkpoint is there and whole, as far as its format shows."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    if path.suffix == ".json":
+        return read_json(path) is not None
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt"):
+                return True
+        except (SafetensorError, OSError):
+            return False
+    return zipfile.is_zipfile(path)
 
 
 def warn_if_diverged(losses):
@@ -235,6 +250,8 @@ def fine_tune(
         log = [entry for entry in trainer.state.log_history if "loss" in entry]
         warn_if_diverged([float(entry["loss"]) for entry in log])
         write_json(aside / "training.json", {"log": log, "max_length": max_length})
+        for path in aside.iterdir():  # safetensors makes files that nobody else may read
+            path.chmod(0o666 & ~MASK)
         shutil.rmtree(folder)
         aside.rename(folder)
     trainer.accelerator.wait_for_everyone()
@@ -252,9 +269,9 @@ def load_fine_tuned(folder, task):
             f" {task.n_outputs}"
         )
     backbone.model.to(processes().device)
-    return backbone, AutoTokenizer.from_pretrained(folder)
+    return backbone, load_tokenizer(folder)
 
 
 def training_log(folder):
     """The training losses of a model fine-tuned here."""
-    return json.loads((Path(folder) / "training.json").read_text())["log"]
+    return json.loads((Path(folder) / "training.json").read_text("utf-8"))["log"]

@@ -1,107 +1,97 @@
 """From text to a ScoreTable in five steps, each kept in the run's folder: model, states, heads,
 meta, tables.
 
-    run = Run("sentiment")                  # the demo; or Run("imdb", "albert-xlarge-v2",
-    folder="build/imdb")
-    run.backbone                            # fine-tunes F, or loads it
-    run.table("validation")                 # does whatever is still missing before it
+    run = Run("imdb", "albert-xlarge-v2", folder="build/imdb")
+    run.backbone                         # fine-tunes F, or loads it
+    run.table("validation")              # does whatever is still missing before it
+    run.by("distilled").table("test")    # the same F and its states, other heads
 
 A step that is there and was made with the same settings from the same inputs is loaded; else it is
 made. A killed run goes on where it was. One set of settings is one folder. On several GPUs or
 machines the same, settings as JSON:
 
-    accelerate launch --multi_gpu --num_processes 4 -m cats.train.run '{"task": "imdb", "model":
-    "albert-xlarge-v2", "folder": "build/imdb"}'
+    accelerate launch --multi_gpu --num_processes 4 -m cats.train.run \\
+        '{"task": "imdb", "model": "albert-xlarge-v2", "folder": "build/imdb"}'
 """
 
 import argparse
-import hashlib
 import json
+import logging
+import re
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from cats._io import BUILD, ROOT, versions, write_json, writing
-from cats.model.heads import Heads, fit_temperatures, train_heads
-from cats.model.meta import Meta, score, train_meta
+from cats._io import (
+    load_module,
+    module_digest,
+    read_json,
+    save_module,
+    sha256,
+    versions,
+    write_json,
+)
+from cats.model.exits import Heads, Meta, check_pair, score
 from cats.stats.table import TAU, ScoreTable
 from cats.train import demo, tasks
-from cats.train.finetune import fine_tune, load_fine_tuned
-from cats.train.states import extract, processes
+from cats.train.finetune import fine_tune, load_fine_tuned, readable
+from cats.train.fit import Recipe, find_recipe, fit_heads, fit_meta, read_chunk
+from cats.train.states import States, extract, processes, tokenizer_hash
 
-
-def save_module(module, path, about):
-    """A module and what is known about it, in one safetensors file."""
-    header = {
-        "cats": json.dumps(
-            {"kind": type(module).__name__, "shape": module.shape, "about": about}, sort_keys=True
-        )
-    }
-    with writing(path) as aside:
-        save_file(
-            {
-                name: tensor.detach().cpu().contiguous()
-                for name, tensor in module.state_dict().items()
-            },
-            aside,
-            header,
-        )
-
-
-def load_module(kind, path):
-    """A module that `save_module` wrote, and what is known about it."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("cats", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} is not a whole safetensors file ({error}): train it again"
-        ) from None
-    if header.get("kind") != kind.__name__:
-        raise ValueError(f"{path} holds {header.get('kind')!r}, expected {kind.__name__}")
-    module = kind(**header["shape"])
-    module.load_state_dict(tensors)
-    return module.requires_grad_(False), header["about"]
+log = logging.getLogger(__name__)
 
 
 @dataclass
 class Run:
-    """One task, one backbone, one seed.
+    """One task, one backbone, one seed, one recipe.
 
     task      a name in tasks.TASKS, or a Task
     model     a Hub id or folder of a pretrained encoder, "demo" or "demo-shared"; or one that is
               fine-tuned already
     source    where the task's data is, if not at its default place
-    folder    where everything is kept
+    folder    where everything is kept; what does not depend on the recipe is kept once
     limit     at most so many rows of each split (see tasks.load)
-    training, early, meta   options of fine_tune, train_heads and train_meta
+    recipe    how heads and meta classifiers are made: a name in fit.RECIPES, or a Recipe
+    training, early, meta   options of fine_tune, and of training heads and meta classifiers
     """
 
-    task: str = "sentiment"
+    task: Any = "sentiment"
     model: str = "demo"
     source: str = ""
-    folder: str = ""
+    folder: Any = ""
     seed: int = 0
-    limit: object = None
+    limit: Any = None
     fine_tuned: bool = False
+    recipe: str | Recipe = "paper"
     training: dict = field(default_factory=dict)
     early: dict = field(default_factory=dict)
     meta: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        self.task = tasks.find(self.task)
+        if not str(self.folder):
+            raise ValueError(
+                "a run needs a folder to keep things in: Run(..., folder='build/mine')"
+            )
+        self.task, self.recipe = tasks.find(self.task), find_recipe(self.recipe)
         self.backbone_name = Path(str(self.model)).name
         self.name = f"{self.task.name}-{self.backbone_name}-{self.seed}"
-        self.folder = ROOT / self.folder if self.folder else BUILD / "demo" / "runs" / self.name
+        self.folder = Path(self.folder)
         if str(self.model).startswith("demo"):
             self.training = demo.RECIPES.get(self.task.name, {}) | dict(self.training)
+
+    def by(self, recipe: str | Recipe) -> "Run":
+        """The same run with heads and meta classifiers of another recipe; F is shared."""
+        mine = {one.name: getattr(self, one.name) for one in fields(self)}
+        other = Run(**mine | {"recipe": recipe})
+        for name in ("data", "_model"):
+            if name in self.__dict__:
+                other.__dict__[name] = self.__dict__[name]
+        return other
 
     @cached_property
     def data(self):
@@ -109,38 +99,61 @@ class Run:
         data = tasks.load(self.task, self.source, self.seed, self.limit)
         return {**data, **tasks.cut(data["train"], self.seed)}
 
-    def _keep(self, path, settings, prepare, make):
-        """Make what belongs at `path`, unless it is there and was made with these settings.
+    def _keep(self, path, settings, prepare, make, load):
+        """What `load` reads at `path`; made first, unless it is there, whole, and was made with
+        these settings.
 
         `prepare` runs F, which all processes share; `make` is small, gets what that returned, and
         runs in the first one alone.
         """
         record, group = path.with_name(f"{path.stem}.settings.json"), processes()
-        if not (path.exists() and _says(record, settings)):
-            prepared = prepare()
-            if group.is_main_process:
-                record.unlink(
-                    missing_ok=True
-                )  # until the new file is whole, no old record may vouch for it
-                make(prepared)
-                write_json(record, settings)
-            group.wait_for_everyone()
+        if _says(record, settings):
+            try:
+                return load(path)
+            except FileNotFoundError:
+                pass
+            except ValueError as error:
+                log.warning("%s; it is made again", error)
+        prepared = prepare()
+        if group.is_main_process:
+            # until the new file is whole, no old record may vouch for it
+            record.unlink(missing_ok=True)
+            make(prepared)
+            write_json(record, settings)
+        group.wait_for_everyone()
+        return load(path)
 
     @cached_property
     def _model(self):
         if self.fine_tuned:
             return load_fine_tuned(self.model, self.task)
+        folder, record = self.folder / "model", self.folder / "model.settings.json"
+        hashes = self.folder / "model.files.json"
+        if Path(str(self.model)).resolve().is_relative_to(folder.resolve()):
+            raise FileExistsError(
+                f"{self.model} lies where this run would put its own model: give the run another"
+                " folder, or say fine_tuned=True to take it as it is"
+            )
         settings = {"model": str(self.model), "training": self.training, "seed": self.seed}
         settings["data"] = tasks.fingerprint(self.data["train"])
-        folder, record = self.folder / "model", self.folder / "model.settings.json"
-        if processes().is_main_process and not _says(
-            record, settings
-        ):  # neither a model nor checkpoints of other settings may be taken up
-            shutil.rmtree(folder, ignore_errors=True)
-            write_json(record, settings)
+        if processes().is_main_process:
+            same = _says(record, settings)
+            if folder.exists() and not record.exists():
+                raise FileExistsError(
+                    f"{folder} is there and was not made by a run: give this run another folder"
+                )
+            # neither a model nor checkpoints of other settings may be taken up, nor a damaged one
+            if not same or not _whole(folder, hashes):
+                if same:
+                    log.warning("the model in %s is damaged: it is made again", folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                hashes.unlink(missing_ok=True)
+                write_json(record, settings)
         processes().wait_for_everyone()
         if not (folder / "config.json").exists():
             fine_tune(self.task, self.data, self.model, folder, seed=self.seed, **self.training)
+        if processes().is_main_process and not hashes.exists():
+            write_json(hashes, {path.name: sha256(path) for path in sorted(folder.glob("*.*"))})
         return load_fine_tuned(folder, self.task)
 
     @property
@@ -158,8 +171,8 @@ class Run:
             self.training.get("max_length") or self.task.max_length, self.backbone.max_tokens
         )
 
-    def states(self, part):
-        """Every layer's [CLS] of `tune`, `scale` or `meta`."""
+    def states(self, part: str) -> States:
+        """What every layer of F gave of a part: tune, scale, meta, validation or test."""
         folder = self.folder / "states" / part
         return extract(
             self.backbone,
@@ -170,84 +183,99 @@ class Run:
             max_length=self.max_length,
         )
 
-    def labels(self, part):
+    def labels(self, part: str) -> np.ndarray:
         return np.array(self.data[part]["label"][:])
+
+    @property
+    def home(self) -> Path:
+        """Where this recipe's heads, meta classifiers and tables are kept."""
+        return self.folder / re.sub(r"[^\w.=+-]+", "-", self.recipe.name)
+
+    def _origin(self, split: str) -> dict:
+        """What everything made from a split depends on: F, its tokens and the data."""
+        return {
+            "model": self.backbone.fingerprint,
+            "tokenizer": tokenizer_hash(self.tokenizer),
+            "max_length": self.max_length,
+            "data": tasks.fingerprint(self.data[split]),
+        }
 
     @cached_property
     def _heads(self):
-        path = self.folder / "heads.safetensors"
+        path = self.home / "heads.safetensors"
+        parts = ("tune", "scale")
 
         def make(states):
-            options = {name: value for name, value in self.early.items() if name != "labelled"}
-            labels = {
-                part: self.labels(part) if self.early.get("labelled", True) else None
-                for part in states
-            }
-            heads, losses = train_heads(
-                states["tune"], self.task.n_outputs, labels["tune"], seed=self.seed, **options
+            labels = tuple(self.labels(part) for part in parts)
+            heads, losses = fit_heads(
+                *(states[part] for part in parts),
+                self.task.n_outputs,
+                labels,
+                recipe=self.recipe,
+                seed=self.seed,
+                **self.early,
             )
-            fit_temperatures(heads, states["scale"], labels["scale"])
-            save_module(
-                heads, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint}
-            )
+            about = {"losses": losses.tolist(), "model": self.backbone.fingerprint}
+            save_module(heads, path, about | {"recipe": asdict(self.recipe)})
 
-        settings = {
-            "model": self.backbone.fingerprint,
+        settings = self._origin("train") | {
+            "recipe": asdict(self.recipe),
             "early": self.early,
             "seed": self.seed,
-            "max_length": self.max_length,
         }
-        settings |= {"data": tasks.fingerprint(self.data["train"])}
-        self._keep(
-            path, settings, lambda: {part: self.states(part) for part in ("tune", "scale")}, make
+        return self._keep(
+            path,
+            settings,
+            lambda: {part: self.states(part) for part in parts},
+            make,
+            lambda path: load_module(Heads, path),
         )
-        return load_module(Heads, path)
 
     @property
-    def heads(self):
+    def heads(self) -> Heads:
         """The early heads with their temperatures."""
         return self._heads[0]
 
     @cached_property
     def _metas(self):
-        path, heads = self.folder / "meta.safetensors", self.heads
+        path, heads = self.home / "meta.safetensors", self.heads
 
         def make(states):
-            meta, losses = train_meta(heads, states, tau=TAU, seed=self.seed, **self.meta)
-            save_module(meta, path, {"losses": losses.tolist(), "model": self.backbone.fingerprint})
+            meta, losses = fit_meta(
+                heads, states, recipe=self.recipe, tau=TAU, seed=self.seed, **self.meta
+            )
+            about = {"losses": losses.tolist(), "model": self.backbone.fingerprint}
+            save_module(meta, path, about | {"recipe": asdict(self.recipe)})
 
-        settings = {
-            "heads": module_hash(heads),
+        settings = self._origin("train") | {
+            "heads": module_digest(heads),
+            "recipe": asdict(self.recipe),
             "meta": self.meta,
             "seed": self.seed,
-            "data": tasks.fingerprint(self.data["train"]),
         }
-        self._keep(path, settings, lambda: self.states("meta"), make)
-        return load_module(Meta, path)
+        return self._keep(
+            path,
+            settings,
+            lambda: self.states("meta"),
+            make,
+            lambda path: load_module(Meta, path),
+        )
 
     @property
-    def metas(self):
+    def metas(self) -> Meta:
         """The meta classifiers."""
         return self._metas[0]
 
-    def losses(self, what):
+    def losses(self, what: str) -> np.ndarray:
         """The training losses (epochs, l-1) of "heads" or "meta"."""
         return np.array((self._heads if what == "heads" else self._metas)[1]["losses"])
 
-    def scored(self, part, metas=None):
-        """A ScoreTable from extracted states of any part: quick, and not for shipping."""
-        states = self.states(part)
-        parts = [
-            scores_of(self.heads, metas or self.metas, *states.read(i, "cls", "logits"))
-            for i in range(states.n_chunks)
-        ]
-        order = np.argsort(np.concatenate([states.rows(i) for i in range(states.n_chunks)]))
-        logits, meta = (
-            torch.cat([p[name] for p in parts]).numpy()[order] for name in ("logits", "meta")
-        )
-        return ScoreTable(logits, meta, self.labels(part), self.about(part))
+    def scored(self, part: str, metas: Meta | None = None) -> ScoreTable:
+        """A ScoreTable of any part: quick, and not for shipping."""
+        metas = metas or self.metas
+        return table_of(self.states(part), self.heads, metas, self.labels(part), self.about(part))
 
-    def table(self, split):
+    def table(self, split: str) -> ScoreTable:
         """The ScoreTable of `validation` or `test`: neither was ever trained on. Scores are
         computed in float32.
         """
@@ -256,72 +284,35 @@ class Run:
                 "tables are made of validation and test, which were never trained on, not of"
                 f" {split!r}; see `scored`"
             )
-        path, heads, metas = self.folder / f"{split}.safetensors", self.heads, self.metas
-        settings = {
-            "heads": module_hash(heads),
-            "meta": module_hash(metas),
-            "data": tasks.fingerprint(self.data[split]),
-            "max_length": self.max_length,
+        path, heads, metas = self.home / f"{split}.safetensors", self.heads, self.metas
+        settings = self._origin(split) | {
+            "heads": module_digest(heads),
+            "meta": module_digest(metas),
         }
-
-        def prepare():
-            return extract(
-                self.backbone,
-                self.tokenizer,
-                self.data[split],
-                self.task.columns,
-                self.folder / "scored" / split,
-                max_length=self.max_length,
-                **scoring(heads, metas),
-            )
-
-        self._keep(
+        return self._keep(
             path,
             settings,
-            prepare,
-            lambda scored: table_of(scored, self.labels(split), self.about(split)).save(path),
-        )
-        return ScoreTable.load(path)
-
-    def cat(self, measure="meta"):
-        """The CAT of this run, calibrated on the validation split."""
-        from cats.runtime.cat import CAT
-
-        about = {
-            "task": self.task.name,
-            "tuning": len(self.data["train"]),
-            "calibration": len(self.data["validation"]),
-            "labelled": True,
-        }
-        table = self.table("validation")
-        return CAT(
-            self.backbone,
-            self.tokenizer,
-            self.heads,
-            self.metas,
-            table,
-            max_length=self.max_length,
-            measure=measure,
-            texts=len(self.task.columns),
-            about=about,
+            lambda: self.states(split),
+            lambda states: table_of(
+                states, heads, metas, self.labels(split), self.about(split)
+            ).save(path),
+            ScoreTable.load,
         )
 
-    def about(self, split):
+    def about(self, split: str) -> dict:
         """How a table of this run was made."""
+        source = str(self.source or self.task.hub)
         return {
             "task": self.task.name,
             "backbone": self.backbone_name,
             "split": split,
             "seed": self.seed,
-            "source": (
-                "demo"
-                if (self.source or self.task.hub) == "demo"
-                else Path(str(self.source or self.task.hub)).name
-            ),
+            "source": Path(source).name,
             "rows": {name: len(part) for name, part in self.data.items()},
             "model": self.backbone.fingerprint,
             "data": tasks.fingerprint(self.data[split]),
             "max_length": self.max_length,
+            "recipe": asdict(self.recipe),
             "training": self.training,
             "early": self.early,
             "meta": self.meta,
@@ -329,40 +320,37 @@ class Run:
         }
 
 
-def scores_of(heads, metas, cls, logits):
-    """Logits of all layers and meta scores, as `extract` stores them for a table."""
-    early, meta = score(heads, metas, cls)
-    return {"logits": torch.cat([early, logits[:, None].float()], 1), "meta": meta}
+def table_of(
+    states: States, heads: Heads, metas: Meta, labels, about: dict, tau: float = TAU
+) -> ScoreTable:
+    """A ScoreTable from extracted states, in the order of the data."""
+    check_pair(heads, metas, module_digest(heads))
+    logits = torch.empty(len(states), heads.early + 1, heads.n_outputs)
+    meta = torch.empty(len(states), heads.early)
+    for i in range(states.n_chunks):
+        rows = torch.from_numpy(states.rows(i))
+        logits[rows, :-1], meta[rows] = score(heads, metas, read_chunk(states, i, heads.reads))
+        logits[rows, -1] = states.read(i, "logits")[0]
+    return ScoreTable(logits.numpy(), meta.numpy(), labels, about, tau)
 
 
-def scoring(heads, metas):
-    """Options of `extract` for scores instead of states; a folder made with other heads is not
-    taken up.
-    """
-    return {
-        "read": lambda cls, logits: scores_of(heads, metas, cls, logits),
-        "reads": f"scores {module_hash(heads)[:16]} {module_hash(metas)[:16]}",
-    }
-
-
-def table_of(scored, labels, about, tau=TAU):
-    """A ScoreTable from extracted scores."""
-    return ScoreTable(
-        scored.gather("logits").numpy(), scored.gather("meta").numpy(), labels, about, tau
-    )
-
-
-def _says(record, settings):
+def _says(record: Path, settings: dict) -> bool:
     """Whether a settings file holds these settings."""
-    return record.exists() and json.loads(record.read_text()) == json.loads(json.dumps(settings))
+    return read_json(record) == json.loads(json.dumps(settings))
 
 
-def module_hash(module):
-    """A hash of a module's numbers."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+def _whole(folder: Path, hashes: Path) -> bool:
+    """Whether a model is not there yet, or is as it was when it was made. One of a run that kept
+    no hashes is taken as it is, if its files can be read.
+    """
+    if not (folder / "config.json").exists():
+        return not hashes.exists()
+    kept = read_json(hashes)
+    if not isinstance(kept, dict) or not kept:
+        weights = sorted(folder.glob("*.safetensors"))
+        return bool(weights) and all(map(readable, [folder / "config.json", *weights]))
+    found = {name: sha256(folder / name) for name in kept if (folder / name).is_file()}
+    return found == kept
 
 
 STEPS = {
@@ -379,6 +367,9 @@ if __name__ == "__main__":
     )
     parser.add_argument("settings", help="the arguments of cats.train.run.Run, as JSON")
     parser.add_argument("--until", choices=STEPS, default="tables")
+    parser.add_argument("--recipes", nargs="+", default=["paper"], help="names in fit.RECIPES")
     arguments = parser.parse_args()
     print(f"process {processes().process_index + 1} of {processes().num_processes}", flush=True)
-    STEPS[arguments.until](Run(**json.loads(arguments.settings)))
+    whole = Run(**json.loads(arguments.settings))
+    for name in arguments.recipes:
+        STEPS[arguments.until](whole.by(name))

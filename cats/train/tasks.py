@@ -8,6 +8,7 @@ lines), or is generated (the demo tasks). A task of your own is one entry:
     load("spam", "path/to/folder")
 """
 
+import csv
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,6 +202,42 @@ def _read(task, source):
     for old, new in task.rename.items():
         data = DatasetDict(
             {s: d.rename_column(old, new) if old in d.column_names else d for s, d in data.items()}
+        )
+    return data
+
+
+def read_file(path, columns=("text",)):
+    """Unlabelled texts of one file, by its ending; a text file has one text a line, in the column
+    `text`.
+
+    What cannot be read as what it is, is refused: a table read as lines of text would calibrate on
+    headers and labels.
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    readers = READERS | {".tsv": "csv", ".txt": "text"}
+    if kind not in readers:
+        raise ValueError(
+            f"{path.name} ends in {kind or 'nothing'}; files ending in {', '.join(readers)} can be"
+            " read: rename it if it is one of these, else convert it"
+        )
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"there is no file {path}: give its path from the folder the notebook runs in, or a"
+            " whole one"
+        )
+    options = {"sep": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+    try:
+        data = load_dataset(readers[kind], data_files=str(path), split="train", **options)
+    except Exception as error:  # each format has errors of its own, inside one of `datasets`
+        raise ValueError(
+            f"{path.name} cannot be read as {kind[1:]}: {error.__cause__ or error}"
+        ) from error
+    missing = [column for column in columns if column not in data.column_names]
+    if missing:
+        raise ValueError(
+            f"{path.name}: no column {', '.join(missing)}; there are"
+            f" {', '.join(data.column_names)}: give text_columns"
         )
     return data
 

@@ -2,6 +2,8 @@
 nobody else's.
 """
 
+import json
+
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -54,6 +56,30 @@ def test_page(tmp_path):
         and "imdb-other" not in page
     )
     assert site.write([stage, one], figures).read_text() == page
+
+
+def test_seconds_are_shown_as_recorded(tmp_path):
+    """Whatever a run measured, the record's page does not change; the run has a page of its own."""
+    pages = []
+    for reading in ("Takes 41 %.", "Takes 57 %."):
+        run = executed(tmp_path / "build" / "25_efficiency.ipynb", "25 · Efficiency", reading)
+        for figures, text, date in (
+            (tmp_path / "figures", "Takes 40 %.", "2026-11-17"),
+            (tmp_path / "figures/here", reading, "2027-01-01"),
+        ):
+            figures.mkdir(exist_ok=True)
+            measured = {"machine": "2 threads of Some Processor", "date": date, "repeats": 2}
+            (figures / "25_efficiency.json").write_text(json.dumps({"measured": measured}))
+            (figures / "25_efficiency_reading.md").write_text(text)
+            (figures / "25_efficiency_table_5.md").write_text("| a |\n|:--|\n| b |\n")
+        pages.append(site.write([run], tmp_path / "figures").read_text())
+        own = site.write([run], tmp_path / "figures/here").read_text()
+        assert reading in own and "Takes 40 %." not in own and "2027-01-01" in own
+    assert pages[0] == pages[1] and pages[0].index("<td") < pages[0].index("Takes 40 %.")
+    assert (
+        "Measured on 2 threads of Some Processor, 2026-11-17, 2 repeats." in pages[0]
+        and 'href="here/index.html"' in pages[0]
+    )
 
 
 def test_formulas_are_readable_without_mathjax():

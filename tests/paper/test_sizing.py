@@ -80,7 +80,7 @@ def test_disk_is_what_the_files_hold(tmp_path):
         for part in ("tune", "scale", "meta")
     }
     assert sum(found.values()) == sizing.states_bytes(run.backbone, 90)
-    assert bytes_of(tmp_path / "validation.safetensors") == sizing.table_bytes(run.backbone, 40)
+    assert bytes_of(run.home / "validation.safetensors") == sizing.table_bytes(run.backbone, 40)
 
 
 def test_hours_follow_from_the_count():

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_backbone import CASES, MOBILE, RELATIVE, SMALL, build
+from builders import CASES, MOBILE, RELATIVE, SMALL, build
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AlbertConfig,
@@ -25,10 +25,9 @@ from cats.model.cost import (
     macs_reduction,
     meta_macs,
 )
-from cats.model.heads import Heads
-from cats.model.meta import Meta
+from cats.model.exits import Heads, Meta
 
-PAPER = Path(__file__).resolve().parents[1] / "data/paper"
+PAPER = Path(__file__).resolve().parents[2] / "data/paper"
 LAST_DIGIT = 0.005 + 1e-9  # what rounding to two decimals may change
 # settings that change the count, beyond the cases of test_backbone.py
 MORE = {
@@ -86,7 +85,7 @@ def xlarge():
         return (
             Backbone(AlbertForSequenceClassification(config)),
             Heads(23, 2048, 2, history=True),
-            Meta(23, 58),
+            Meta(23, 32, 2),
         )
 
 
@@ -116,12 +115,12 @@ def test_backbone_macs(case, tokens):
 @pytest.mark.parametrize("history", [False, True])
 @pytest.mark.parametrize("n_outputs", [1, 3])
 def test_head_and_meta_macs(history, n_outputs):
-    heads, meta = Heads(5, 16, n_outputs, history=history), Meta(5, 41)
+    heads, meta = Heads(5, 16, n_outputs, history=history), Meta(5, 32, n_outputs)
     assert (
         sum(head_macs(heads)) == count(heads, torch.randn(5, 1, 16))[1]
     )  # one input through all heads
     assert np.diff(head_macs(heads)).tolist() == [32 * n_outputs * history] * 4
-    assert 5 * meta_macs(meta) == count(meta, torch.randn(5, 1, 41))[1]
+    assert 5 * meta_macs(meta) == count(meta, torch.randn(5, 1, meta.inputs))[1]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ def test_head_and_meta_macs(history, n_outputs):
 def test_macs_against_a_loop(case, history, uses_meta):
     backbone, tokens = make(case), 13
     l = backbone.n_layers
-    heads, meta = Heads(l - 1, 32, 3, history=history), Meta(l - 1, 41)
+    heads, meta = Heads(l - 1, 32, 3, history=history), Meta(l - 1, 32, 3)
     exits = np.random.default_rng(0).integers(1, l + 1, 50)
     assert {1, l - 1, l} <= set(exits)
     layers, (embeddings, top) = layer_macs(backbone, tokens), ends_macs(backbone, tokens)
@@ -160,7 +159,7 @@ def test_macs_against_a_loop(case, history, uses_meta):
 
 
 def test_refusals():
-    backbone, heads, meta = make("bert"), Heads(3, 32, 3), Meta(3, 41)
+    backbone, heads, meta = make("bert"), Heads(3, 32, 3), Meta(3, 32, 3)
     for exits in [], [0, 1], [5]:
         with pytest.raises(ValueError, match="in 1..4"):
             macs(backbone, heads, meta, exits, 8)
@@ -169,7 +168,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="Heads for 2 early layers, but the model has 3"):
         macs(backbone, Heads(2, 32, 3), meta, [1], 8)
     with pytest.raises(ValueError, match="Meta for 4 early layers"):
-        macs(backbone, heads, Meta(4, 41), [1], 8)
+        macs(backbone, heads, Meta(4, 32, 3), [1], 8)
     stranger = Backbone(make("bert").model)
     stranger.layers = [torch.nn.Sequential(torch.nn.Linear(32, 32))]
     with pytest.raises(TypeError, match="no attention found in layer 1 of bert"):

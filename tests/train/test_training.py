@@ -3,7 +3,9 @@ slow and obvious ones.
 """
 
 import json
+import math
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +13,21 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from cats import exit_layers
+from cats import CAT, exit_layers
+from cats._io import load_module, module_arrays, module_digest, save_arrays, save_module
 from cats.model.backbone import Backbone
-from cats.model.heads import UPDATES, Heads, fit_temperatures, moments, train_heads
-from cats.model.meta import FEATURES, Meta, consistent, features, score, train_meta
+from cats.model.exits import (
+    FEATURES,
+    Heads,
+    Meta,
+    check_pair,
+    features,
+    log_odds,
+    score,
+    sizes,
+    vectors,
+)
+from cats.paper.store import open_run
 from cats.train import tasks
 from cats.train.finetune import (
     fine_tune,
@@ -27,8 +40,19 @@ from cats.train.finetune import (
     warn_if_diverged,
     zero_classifier,
 )
-from cats.train.run import Run, load_module, save_module
-from cats.train.states import States, by_length, collate, extract, keep_cls, tokenise
+from cats.train.fit import (
+    UPDATES,
+    Recipe,
+    consistent,
+    find_recipe,
+    fit_heads,
+    fit_meta,
+    fit_temperatures,
+    moments,
+    train_heads,
+)
+from cats.train.run import Run
+from cats.train.states import States, by_length, collate, extract, tokenise
 
 SIZES = {"train": 120, "validation": 40, "test": 40}
 QUICK = dict(
@@ -49,14 +73,14 @@ def write_states(folder, n=50, layers=4, d=6, classes=3, chunk=16, seed=0):
     """A folder of random states as `extract` would leave it, layers on very different scales."""
     torch.manual_seed(seed)
     cls = torch.randn(n, layers, d) * torch.tensor([0.01, 1, 100, 1][:layers])[:, None] + 3
-    logits = torch.randn(n, classes)
+    mean, logits = cls.flip(-1) * 2 - 1, torch.randn(n, classes)
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(json.dumps({"model": "x", "n": n, "chunk": chunk, "seed": 0}))
     states = States(folder)
-    from safetensors.torch import save_file
-
     for i in range(states.n_chunks):
-        save_file({"cls": cls[states.rows(i)], "logits": logits[states.rows(i)]}, states.path(i))
+        rows = states.rows(i)
+        arrays = {"cls": cls[rows], "mean": mean[rows], "logits": logits[rows]}
+        save_arrays(states.path(i), {name: value.numpy() for name, value in arrays.items()}, {})
     return states, cls, logits
 
 
@@ -100,7 +124,8 @@ def test_multiply_accumulates_of_the_paper():
 
 def test_folding_changes_nothing():
     torch.manual_seed(0)
-    heads, meta, x = Heads(3, 5, 2), Meta(3, 5), torch.randn(3, 8, 5) * 40 + 7
+    heads, meta, x = Heads(3, 6, 2), Meta(3, 1, 1), torch.randn(3, 8, 5) * 40 + 7
+    heads = Heads(3, 5, 2)
     mean, std = x.mean(1), x.std(1)
     scaled = (x - mean[:, None]) / std[:, None]
     before, before_meta = heads(scaled)[0].detach(), meta(scaled).detach()
@@ -160,7 +185,7 @@ def test_small_data_gets_as_many_updates_as_large(tmp_path):
     heads, losses = train_heads(states, 3, labels, batch_size=8)
     assert len(losses) == -(-UPDATES // an_epoch)
     assert len(train_heads(states, 3, labels, batch_size=8, epochs=2)[1]) == 2
-    assert len(train_meta(heads, states, tau=0.5, batch_size=8)[1]) == -(-UPDATES // an_epoch)
+    assert len(fit_meta(heads, states, tau=0.5, batch_size=8)[1]) == -(-UPDATES // an_epoch)
 
 
 def test_unlabelled_heads_learn_what_f_says(tmp_path):
@@ -168,6 +193,54 @@ def test_unlabelled_heads_learn_what_f_says(tmp_path):
     said, _ = train_heads(states, 3, None, epochs=2)
     labelled, _ = train_heads(states, 3, logits.argmax(1).numpy(), epochs=2)
     torch.testing.assert_close(said.w_p, labelled.w_p)
+    told = find_recipe("paper", targets="prediction")
+    torch.testing.assert_close(train_heads(states, 3, recipe=told, epochs=2)[0].w_p, said.w_p)
+
+
+def test_soft_targets_are_f_s_probabilities(tmp_path):
+    """The loss of one update, by hand: cross-entropy to F's softmax, from [CLS] and mean."""
+    states, cls, logits = write_states(tmp_path / "s", n=12, chunk=12)
+    recipe = find_recipe("distilled", targets="softmax")
+    heads, losses = train_heads(states, 3, recipe=recipe, epochs=1, batch_size=12, seed=3)
+    torch.manual_seed(3)
+    start = Heads(3, 6, 3, reads="cls+mean")
+    mean, std = moments(states, "cls+mean")
+    x = vectors("cls+mean", states.gather("cls"), states.gather("mean"))[:, :-1]
+    log_p = start(((x - mean) / std).transpose(0, 1))[0].log_softmax(-1)
+    expected = -(logits.softmax(1) * log_p).sum(-1).mean(1)
+    torch.testing.assert_close(losses[0], expected.detach(), atol=1e-5, rtol=1e-5)
+    assert (heads.reads, heads.width) == ("cls+mean", 12)
+    assert heads.recipe == "distilled targets=softmax"
+
+
+def test_a_recipe_that_is_changed_says_so():
+    assert find_recipe("distilled", reads="cls").name == "distilled reads=cls"
+    assert find_recipe("paper", reads="cls") == find_recipe("paper")
+    for wrong in ({"targets": "gold"}, {"reads": "tokens"}):
+        with pytest.raises(ValueError, match="there are"):
+            find_recipe("paper", **wrong)
+    with pytest.raises(ValueError, match="paper, distilled"):
+        find_recipe("cheap")
+    with pytest.raises(TypeError, match="a recipe has targets"):
+        find_recipe("paper", colour=1)
+    assert Recipe("mine", reads="cls+mean").units == 32
+
+
+def test_heads_and_meta_classifiers_of_two_kinds_are_refused(tmp_path):
+    states, cls, _ = write_states(tmp_path / "s")
+    pairs = {}
+    for name in ("paper", "distilled"):
+        heads, _ = fit_heads(states, states, 3, recipe=name, epochs=1)
+        pairs[name] = heads, fit_meta(heads, states, epochs=1)[0]
+    (paper, its), (other, _) = pairs.values()
+    check_pair(paper, its, module_digest(paper))
+    with pytest.raises(ValueError, match="'distilled' and meta classifiers of 'paper'"):
+        check_pair(other, its, module_digest(other))
+    again, _ = fit_heads(states, states, 3, recipe="paper", epochs=1, seed=1)
+    with pytest.raises(ValueError, match="trained on other heads"):
+        check_pair(again, its, module_digest(again))
+    with pytest.raises(ValueError, match="do not fit these heads"):
+        check_pair(Heads(3, 6, 2), its, "")
 
 
 def test_regression_heads_reduce_the_squared_error(tmp_path):
@@ -200,7 +273,7 @@ def test_temperatures_undo_a_known_overconfidence(tmp_path):
 # --- meta classifiers ---
 
 
-def slow_features(logits, hidden, k, drop):
+def slow_features(logits, hidden, k, drop, odds=False):
     """Table 1 for one input and one layer."""
     p = [torch.softmax(row, -1) for row in logits]
     classes, early = logits.shape[1], len(logits)
@@ -219,36 +292,85 @@ def slow_features(logits, hidden, k, drop):
         ],
         "pmax": [top[0]] if top else [],
         "pdiff": [top[0] - top[1]] if top else [],
+        "odds": [],
     }
-    return [value for name in FEATURES if name not in drop for value in parts[name]]
+    if top and odds:
+        parts["odds"] = [math.log(top[0] / sum(top[1:]))]
+    return [0.0 if name in drop else value for name in FEATURES for value in parts[name]]
 
 
 @pytest.mark.parametrize("classes", [1, 2, 4])
+@pytest.mark.parametrize("extra", [False, True])
 @pytest.mark.parametrize("drop", [(), ("history",), ("hidden", "pmax")])
-def test_features_equal_the_slow_ones(classes, drop):
+def test_features_equal_the_slow_ones(classes, drop, extra):
+    """A dropped feature is a mask: M_k says what it says where that feature is 0."""
     torch.manual_seed(0)
     logits, hidden = torch.randn(6, 5, classes), torch.randn(6, 5, 3)
-    fast = features(logits, hidden, drop=drop)
+    fast, meta = features(logits, hidden, extra), Meta(5, 3, classes, drop, odds=extra)
+    odds = meta(fast.transpose(0, 1))
+    whole = Meta.of(Meta(5, 3, classes, odds=extra).shape, module_arrays(meta))
     for i in range(6):
         for k in range(1, 6):
-            slow = slow_features(logits[i], hidden[i], k, drop)
-            assert fast[i, k - 1].tolist() == pytest.approx(slow, abs=1e-6)
+            slow = slow_features(logits[i], hidden[i], k, (), extra)
+            assert fast[i, k - 1].tolist() == pytest.approx(slow, abs=1e-5)
+            x = torch.tensor(slow_features(logits[i], hidden[i], k, drop, extra))
+            torch.testing.assert_close(
+                odds[k - 1, i], whole(x.expand(5, 1, -1))[k - 1, 0], atol=1e-5, rtol=1e-5
+            )
+
+
+@pytest.mark.parametrize("classes", [1, 2, 4])
+@pytest.mark.parametrize("drop", [[], ["history"], ["hidden"]])
+def test_meta_classifiers_of_the_first_format_say_the_same(classes, drop):
+    """There the inputs came in another order, without those that were dropped."""
+    torch.manual_seed(0)
+    logits, hidden = torch.randn(6, 5, classes), torch.randn(6, 5, 32)
+    old = [name for name in ("hidden", "prediction", "history", "pmax", "pdiff")]
+    names = [name for name in old if name not in drop]
+    lengths = sizes(5, 32, classes)
+    parts = dict(zip(FEATURES, features(logits, hidden).split([*lengths.values()], -1)))
+    x = torch.cat([parts[name] for name in names], -1).transpose(0, 1)  # (l-1, rows, D)
+    arrays = {
+        "w_1": torch.randn(5, x.shape[-1], 8),
+        "b_1": torch.randn(5, 8),
+        "w_2": torch.randn(5, 8, 2),
+        "b_2": torch.randn(5, 2),
+    }
+    out = torch.relu(x @ arrays["w_1"] + arrays["b_1"][:, None]) @ arrays["w_2"]
+    out = out + arrays["b_2"][:, None]
+    shape = {"early": 5, "inputs": x.shape[-1], "drop": drop, "units": 8}
+    meta = Meta.of(shape, {name: value.numpy() for name, value in arrays.items()})
+    torch.testing.assert_close(
+        meta(features(logits, hidden).transpose(0, 1)),
+        out[..., 1] - out[..., 0],
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+def test_meta_classifiers_begin_as_the_equal_of_p_max(tmp_path):
+    """Before the first update their order is that of p max; folding keeps it."""
+    states, cls, _ = write_states(tmp_path / "s", n=200)
+    heads, _ = train_heads(states, 3, recipe="paper", epochs=2)
+    meta, _ = fit_meta(heads, states, recipe="distilled", epochs=1, learning_rate=0.0)
+    logits, m = score(heads, meta, cls)
+    torch.testing.assert_close(torch.logit(m), log_odds(logits)[..., 0], atol=1e-4, rtol=1e-4)
 
 
 def test_meta_classifiers_learn(tmp_path):
     states, cls, logits = write_states(tmp_path / "s", n=200)
     heads, _ = train_heads(states, 3, logits.argmax(1).numpy(), epochs=2)
-    meta, losses = train_meta(heads, states, tau=0.5, epochs=20, batch_size=16, learning_rate=1e-2)
+    meta, losses = fit_meta(heads, states, tau=0.5, epochs=20, batch_size=16, learning_rate=1e-2)
     early, m = score(heads, meta, cls)
     target = consistent(early, logits, 0.5).float()
     assert (losses[-1] < losses[0]).all()
     assert (m[target == 1].mean() > m[target == 0].mean()) and 0 <= m.min() and m.max() <= 1
     with pytest.raises(ValueError, match="unknown features"):
-        train_meta(heads, states, tau=0.5, drop=("colour",))
+        fit_meta(heads, states, tau=0.5, drop=("colour",))
 
 
 def test_modules_come_back_from_disk(tmp_path):
-    for module in (Heads(3, 5, 2, history=True), Meta(3, 9, ("pmax",))):
+    for module in (Heads(3, 5, 2, history=True, reads="cls+mean"), Meta(3, 9, 2, ("pmax",))):
         path = tmp_path / f"{type(module).__name__}.safetensors"
         save_module(module, path, {"seed": 3})
         back, about = load_module(type(module), path)
@@ -260,6 +382,17 @@ def test_modules_come_back_from_disk(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "Meta.safetensors").read_bytes()[:100])
     with pytest.raises(ValueError, match="not a whole"):
         load_module(Meta, tmp_path / "cut.safetensors")
+    damaged = bytearray((tmp_path / "Meta.safetensors").read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / "bit.safetensors").write_bytes(damaged)
+    with pytest.raises(ValueError, match="was changed"):
+        load_module(Meta, tmp_path / "bit.safetensors")
+    large = Heads(3, 5, 2).shape | {"d": 10**9}
+    save_arrays(
+        tmp_path / "large.safetensors", {"w_p": np.zeros(3)}, {"kind": "Heads", "shape": large}
+    )
+    with pytest.raises(ValueError, match="should hold"):
+        load_module(Heads, tmp_path / "large.safetensors")
 
 
 # --- extraction ---
@@ -280,6 +413,12 @@ def test_states_equal_the_models_own_hidden_states(setting, tmp_path):
             torch.testing.assert_close(
                 states.gather("cls")[i, k - 1], expected, atol=1e-5, rtol=1e-5
             )  # half precision would be off by 5e-4
+            torch.testing.assert_close(
+                states.gather("mean")[i, k - 1],
+                out.hidden_states[k][0].mean(0),
+                atol=1e-5,
+                rtol=1e-5,
+            )
     assert sorted(np.concatenate([states.rows(i) for i in range(states.n_chunks)])) == list(
         range(40)
     )
@@ -289,15 +428,17 @@ def test_killed_extraction_goes_on_and_gives_the_same(setting, tmp_path):
     backbone, tokenizer, data, task = setting
     calls = []
 
-    def dies(cls, logits):
-        calls.append(len(cls))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return keep_cls(cls, logits)
+    class Dies(Backbone):
+        def states(self, batch):
+            calls.append(len(batch))
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return super().states(batch)
 
     options = dict(max_length=48, chunk=16)
     with pytest.raises(KeyboardInterrupt):
-        extract(backbone, tokenizer, data, task.columns, tmp_path / "killed", read=dies, **options)
+        dying = Dies(backbone.model)
+        extract(dying, tokenizer, data, task.columns, tmp_path / "killed", **options)
     partial = States(tmp_path / "killed", backbone)
     assert sum(partial.path(i).exists() for i in range(3)) == 2
     with pytest.raises(ValueError, match="not complete"):
@@ -308,6 +449,15 @@ def test_killed_extraction_goes_on_and_gives_the_same(setting, tmp_path):
     assert resumed.path(0).stat().st_mtime_ns == before  # what was done is not done again
     for i in range(3):
         assert resumed.path(i).read_bytes() == whole.path(i).read_bytes()
+    damaged = bytearray(whole.path(1).read_bytes())
+    damaged[-7] ^= 4
+    resumed.path(1).write_bytes(damaged)  # one flipped bit, and a file that was emptied
+    resumed.path(2).write_bytes(b"")
+    with pytest.raises(ValueError, match="was changed"):
+        States(tmp_path / "killed").read(1, "cls")
+    again = extract(backbone, tokenizer, data, task.columns, tmp_path / "killed", **options)
+    for i in range(3):
+        assert again.path(i).read_bytes() == whole.path(i).read_bytes()
 
 
 def test_states_of_another_model_or_other_data_are_not_taken(setting, tmp_path):
@@ -428,9 +578,10 @@ def test_a_checkpoint_with_another_number_of_labels_is_refused(tmp_path):
         load_fine_tuned(tmp_path, "sentiment")
 
 
+@pytest.mark.parametrize("recipe", ["paper", "distilled"])
 @pytest.mark.parametrize("name", ["sentiment", "similarity"])
-def test_the_whole_run(name, tmp_path):
-    run = Run(name, folder=tmp_path / "run", **QUICK)
+def test_the_whole_run(name, recipe, tmp_path):
+    run = Run(name, folder=tmp_path / "run", recipe=recipe, **QUICK)
     table = run.table("validation")
     assert len(table) == 40 and table.n_layers == 12 and table.regression == (name == "similarity")
     assert (
@@ -439,17 +590,19 @@ def test_the_whole_run(name, tmp_path):
         and table.metadata["versions"]["torch"]
     )
     # the table says what the model and its heads say
-    batch = collate(
-        run.tokenizer, tokenise(run.tokenizer, run.data["validation"], run.task.columns, 48)
-    )
-    cls, logits = run.backbone.states(batch)
-    early, meta = score(run.heads, run.metas, cls)
+    tokens = tokenise(run.tokenizer, run.data["validation"], run.task.columns, 48)
+    batch = collate(run.tokenizer, tokens, pairs=True)
+    states = run.backbone.states(batch)
+    reads = run.heads.reads
+    assert ("pair" in reads) == (recipe == "distilled" and name == "similarity")
+    read = vectors(reads, *(states[part] for part in reads.split("+")))
+    early, meta = score(run.heads, run.metas, read)
     np.testing.assert_allclose(table.logits[:, :-1], early, atol=1e-4)
-    np.testing.assert_allclose(table.logits[:, -1], logits, atol=1e-4)
+    np.testing.assert_allclose(table.logits[:, -1], states["logits"], atol=1e-4)
     np.testing.assert_allclose(table.meta, meta, atol=1e-4)
     np.testing.assert_array_equal(table.labels, run.labels("validation"))
     # and the CAT exits where the table says, up to scores that lie on the threshold itself
-    cat, rows = run.cat(), run.data["validation"]
+    cat, rows = CAT.from_run(run), run.data["validation"]
     out = cat.predict(list(zip(*(rows[column][:] for column in run.task.columns))), 0.3)
     thresholds = cat.thresholds(0.3)
     near = (np.abs(table.scores("meta") - thresholds) < 1e-5).any(axis=1)
@@ -458,15 +611,12 @@ def test_the_whole_run(name, tmp_path):
         and (out.exit_layers == exit_layers(table.scores("meta"), thresholds))[~near].all()
     )
     # a second run loads, a change of the meta classifier only makes what depends on it
-    stamp = lambda: {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").glob("*.safetensors")}
+    stamp = lambda: {p.name: p.stat().st_mtime_ns for p in run.home.glob("*.safetensors")}
     before = stamp()
-    assert (
-        Run(name, folder=tmp_path / "run", **QUICK).table("validation").sha256 == table.sha256
-        and stamp() == before
-    )
-    other = Run(
-        name, folder=tmp_path / "run", **QUICK | {"meta": {"epochs": 2, "drop": ["history"]}}
-    )
+    options = QUICK | {"folder": tmp_path / "run", "recipe": recipe}
+    assert Run(name, **options).table("validation").sha256 == table.sha256
+    assert stamp() == before
+    other = Run(name, **options | {"meta": {"epochs": 2, "drop": ["history"]}})
     assert other.table("validation").sha256 != table.sha256
     assert stamp()["heads.safetensors"] == before["heads.safetensors"]
 
@@ -493,20 +643,20 @@ def test_a_kill_between_file_and_record_leaves_nothing_to_trust(tmp_path):
     """The old record must not vouch for a new file whose own record was never written."""
     path, made = tmp_path / "heads.safetensors", []
     run = Run("sentiment", folder=tmp_path)
-    run._keep(path, {"a": 1}, lambda: "one", path.write_text)
+    run._keep(path, {"a": 1}, lambda: "one", path.write_text, Path.read_text)
 
     def dies(text):
         path.write_text(text)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run._keep(path, {"a": 2}, lambda: "two", dies)
-    run._keep(path, {"a": 1}, lambda: "one", lambda text: made.append(path.write_text(text)))
-    assert made and path.read_text() == "one"
+        run._keep(path, {"a": 2}, lambda: "two", dies, Path.read_text)
+    make = lambda text: made.append(path.write_text(text))
+    assert run._keep(path, {"a": 1}, lambda: "one", make, Path.read_text) == "one" and made
 
 
 def test_nothing_is_calibrated_that_was_trained_on():
-    run = Run("claims", **QUICK)
+    run = Run("claims", folder="unused", **QUICK)
     parts = {
         name: {tuple(row[c] for c in run.task.columns) for row in part}
         for name, part in run.data.items()
@@ -522,9 +672,9 @@ def test_two_seeds_give_two_runs():
     assert (
         len(
             {
-                Run("topics", seed=1).folder,
-                Run("topics").folder,
-                Run("topics", "demo-shared").folder,
+                open_run(task="topics", seed=1).folder,
+                open_run(task="topics").folder,
+                open_run(task="topics", model="demo-shared").folder,
             }
         )
         == 3

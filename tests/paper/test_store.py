@@ -9,11 +9,11 @@ import pytest
 
 import cats
 from cats import ScoreTable
-from cats._io import DATA, sha256, write_json
-from cats.model.heads import Heads
-from cats.model.meta import Meta
+from cats._io import load_module, sha256, write_json
+from cats.model.exits import Heads, Meta
 from cats.paper import store
-from cats.train.run import Run, load_module
+from cats.paper.places import DATA
+from cats.train.run import Run
 
 SIZES = {"train": 120, "validation": 40, "test": 30}
 QUICK = dict(
@@ -113,7 +113,7 @@ def test_a_missing_file_is_refused(folder):
 def test_what_is_not_there_is_refused_with_what_is(folder, task, backbone, what):
     with pytest.raises(
         FileNotFoundError,
-        match=f"no {what} of {task} with {backbone} is shipped; there are .*stsb-deep-test",
+        match=f"no {what} of {task} with {backbone} is shipped for .*; there are .*stsb-deep-test",
     ):
         store.path(task, backbone, what, folder)
 
@@ -149,7 +149,7 @@ def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
     }
     for name, entry in new.items():
         file = folder / name
-        assert file.read_bytes() == (run.folder / f"{entry['what']}.safetensors").read_bytes()
+        assert file.read_bytes() == (run.home / f"{entry['what']}.safetensors").read_bytes()
         assert entry["sha256"] == sha256(file) and entry["bytes"] == file.stat().st_size
         assert (entry["task"], entry["backbone"], entry["seed"], entry["layers"]) == (
             "similarity",

@@ -2,10 +2,9 @@
 weights far from default.
 """
 
-from functools import cache
-
 import pytest
 import torch
+from builders import BOTH, CASES, LENGTHS, SMALL, TOKENS, build, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
@@ -14,71 +13,7 @@ from cats.model.backbone import FAMILIES, Backbone, Roberta
 
 TOLERANCE = 1e-5
 SEEN = 1e-3  # what a planted mistake must change at least
-LENGTHS = [17, 3, 9, 12, 5]  # of the rows of every batch
-TOKENS = 20  # columns: the last three are padding in every row
 
-BOTH, EAGER = ("sdpa", "eager"), ("eager",)
-SMALL = dict(
-    vocab_size=60,
-    hidden_size=32,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    intermediate_size=40,
-    max_position_embeddings=48,
-)
-RELATIVE = dict(
-    relative_attention=True,
-    pos_att_type=["c2p", "p2c"],
-    position_buckets=4,
-    max_relative_positions=24,
-)
-MODERN = SMALL | dict(
-    num_hidden_layers=5, local_attention=6, global_attn_every_n_layers=3, pad_token_id=0
-)
-MOBILE = SMALL | dict(embedding_size=16, true_hidden_size=16, intra_bottleneck_size=16)
-# case: (model_type, attention implementations, config)
-CASES = {
-    "albert": ("albert", BOTH, SMALL | dict(embedding_size=16)),
-    "albert-groups": (
-        "albert",
-        BOTH,
-        SMALL | dict(embedding_size=16, num_hidden_groups=2, inner_group_num=2),
-    ),
-    "bert": ("bert", BOTH, SMALL),
-    "deberta-v2": ("deberta-v2", EAGER, SMALL | dict(type_vocab_size=2, pooler_hidden_size=32)),
-    "deberta-v3": (
-        "deberta-v2",
-        EAGER,
-        SMALL
-        | RELATIVE
-        | dict(
-            norm_rel_ebd="layer_norm",
-            share_att_key=True,
-            position_biased_input=False,
-            pooler_hidden_size=32,
-        ),
-    ),
-    "deberta-conv": (
-        "deberta-v2",
-        EAGER,
-        SMALL | RELATIVE | dict(conv_kernel_size=3, pooler_hidden_size=32),
-    ),
-    "distilbert": (
-        "distilbert",
-        BOTH,
-        dict(
-            vocab_size=60, dim=32, n_layers=4, n_heads=4, hidden_dim=40, max_position_embeddings=48
-        ),
-    ),
-    "electra": ("electra", BOTH, SMALL | dict(embedding_size=32)),
-    "electra-narrow": ("electra", BOTH, SMALL | dict(embedding_size=16)),
-    "mobilebert": ("mobilebert", BOTH, MOBILE),
-    "modernbert-cls": ("modernbert", BOTH, MODERN | dict(classifier_pooling="cls")),
-    "modernbert-mean": ("modernbert", BOTH, MODERN | dict(classifier_pooling="mean")),
-    "mpnet": ("mpnet", EAGER, SMALL),
-    "roberta": ("roberta", BOTH, SMALL | dict(type_vocab_size=1)),
-    "xlm-roberta": ("xlm-roberta", BOTH, SMALL | dict(type_vocab_size=2)),
-}
 each_case = pytest.mark.parametrize("case", CASES)
 each_case_and_attention = pytest.mark.parametrize(
     "case, attention", [(c, a) for c, spec in CASES.items() for a in spec[1]]
@@ -91,47 +26,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@cache
-def build(case, attention=None):
-    """A backbone with random weights. Hugging Face starts with zero biases and tiny weights, where
-    most mistakes do not show.
-    """
-    model_type, implementations, options = CASES[case]
-    config = AutoConfig.for_model(model_type, num_labels=3, **options)
-    model = AutoModelForSequenceClassification.from_config(
-        config, attn_implementation=attention or implementations[0]
-    )
-    size = (
-        0.8 if model_type == "mobilebert" else 1.0
-    )  # it has no norms that would keep its states small
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, p in sorted(model.named_parameters()):
-            scale = size * (0.3 if p.dim() == 1 else p.shape[-1] ** -0.5)
-            p.copy_(
-                scale * torch.randn(p.shape, generator=generator)
-                + (p.dim() == 1 and name.endswith("weight"))
-            )  # norms: near 1
-    return Backbone(model)
-
-
-def make_batch(backbone, lengths=LENGTHS, tokens=TOKENS, left=False, seed=1):
-    """Rows of these lengths, padded; two token types where the model knows them."""
-    generator = torch.Generator().manual_seed(seed)
-    config, rows = backbone.model.config, len(lengths)
-    position = torch.arange(tokens).expand(rows, -1)
-    length = torch.tensor(lengths)[:, None]
-    mask = (position >= tokens - length if left else position < length).long()
-    ids = torch.randint(5, config.vocab_size, (rows, tokens), generator=generator)
-    batch = {
-        "input_ids": torch.where(mask.bool(), ids, config.pad_token_id),
-        "attention_mask": mask,
-    }
-    if getattr(config, "type_vocab_size", 0) > 1:
-        batch["token_type_ids"] = mask * (position > length // 2)
-    return batch
 
 
 @torch.inference_mode()
@@ -181,7 +75,8 @@ def test_cls_after_every_layer(case, attention):
         backbone.model.config, "inner_group_num", 1
     )  # Hugging Face lists the modules within an ALBERT layer
     assert len(hidden) == backbone.n_layers * inner + 1
-    cls, logits = backbone.states(batch)  # (rows, l, d), (rows, C)
+    states = backbone.states(batch)
+    cls, mean, logits = states["cls"], states["mean"], states["logits"]  # (rows, l, d), (rows, C)
     assert cls.shape == (len(LENGTHS), backbone.n_layers, backbone.hidden_size)
     assert logits.shape == (len(LENGTHS), backbone.num_labels)
     if backbone.family == "modernbert":  # Hugging Face shows the last state after the final norm
@@ -189,6 +84,28 @@ def test_cls_after_every_layer(case, attention):
             cls[:, -1] = backbone.model.base_model.final_norm(cls[:, -1])
     for k in range(1, backbone.n_layers + 1):
         assert gap(cls[:, k - 1], hidden[k * inner][:, 0]) < TOLERANCE * max(1, cls.abs().max())
+        if backbone.family == "modernbert" and k == backbone.n_layers:
+            continue
+        for row, length in enumerate(LENGTHS):
+            expected = hidden[k * inner][row, :length].mean(0)
+            assert gap(mean[row, k - 1], expected) < TOLERANCE * max(1, mean.abs().max())
+
+
+@each_case
+def test_how_two_texts_differ(case):
+    """|a - b| and a·b of the means over either text, against a loop over rows."""
+    backbone = build(case)
+    batch = make_batch(backbone)
+    batch["second"] = torch.tensor([1 + length // 2 for length in LENGTHS])
+    state = backbone.step(backbone.start(batch), 1)
+    found = backbone.pair(state)
+    for row, (length, second) in enumerate(zip(LENGTHS, batch["second"].tolist())):
+        hidden = state.hidden[row]
+        a, b = hidden[:second].mean(0), hidden[second:length].mean(0)
+        expected = torch.cat([(a - b).abs(), a * b])
+        assert gap(found[row], expected) < TOLERANCE * max(1, expected.abs().max())
+    with pytest.raises(ValueError, match="read pairs of texts"):
+        backbone.pair(backbone.start(make_batch(backbone)))
 
 
 @each_case
@@ -501,7 +418,7 @@ def test_from_pretrained(tmp_path):
     half = Backbone.from_pretrained(
         tmp_path / "full", dtype=torch.bfloat16, attn_implementation="eager"
     )
-    assert half.states(batch)[0].dtype == torch.bfloat16
+    assert half.states(batch)["cls"].dtype == torch.bfloat16
 
     backbone.model.base_model.save_pretrained(tmp_path / "headless")
     with pytest.raises(ValueError, match="no classifier.bias, classifier.weight"):

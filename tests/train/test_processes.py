@@ -16,7 +16,7 @@ from cats import ScoreTable
 from cats.train.finetune import training_log
 from cats.train.states import States
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # 530 rows are two chunks of unequal length, 101 rows in chunks of 7 are 15: neither divides by two
 SETTINGS = {
     "task": "sentiment",

@@ -60,3 +60,17 @@ def test_tensors_held_are_counted_where_most_are_held():
         torch.zeros(2500)
 
     assert 12_000 <= timing.live(run) < 12_500
+
+
+def test_a_measurement_says_where_and_when(tmp_path):
+    info = tmp_path / "cpuinfo"
+    info.write_text(
+        "model name\t: Intel(R) Xeon(R) Gold 6130 CPU @ 2.10GHz\nflags\t\t: fpu avx2 avx512f\n"
+    )
+    assert torch.get_num_threads() == 1  # as conftest sets it
+    assert timing.machine(info) == "1 thread of Intel Xeon Gold 6130 CPU with AVX512"
+    assert timing.machine(tmp_path / "none").startswith("1 thread of ")
+    assert (
+        set(timing.measured_here(3)) == {"machine", "date", "repeats"}
+        and timing.measured_here(3)["repeats"] == 3
+    )

@@ -12,10 +12,15 @@ import pandas as pd
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TASKS = {"imdb": "IMDB", "vitaminc": "VitaminC", "ag_news": "AG News", "stsb": "STS-B"}
-PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+PINS = {
+    re.sub("_", "-", name).lower(): version
+    for name, version in (
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().split()
+    )
+}
 
 
 def test_environment_and_constraints_are_in_step():
@@ -24,7 +29,7 @@ def test_environment_and_constraints_are_in_step():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     pip = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
     pinned = dict(entry.split("==") for entry in pip if "==" in entry)
-    assert pinned == {name: PINS[name] for name in wanted}
+    assert pinned == {name: PINS[name.replace("_", "-")] for name in wanted}
 
 
 def test_every_pin_is_exact():
@@ -147,6 +152,8 @@ def headlines():
     )
     frame = pd.read_csv(ROOT / "figures/25_efficiency.csv")
     over = frame["batch 32, MobileBERT"] / frame["share_32"]
+    measured = json.loads((ROOT / "figures/25_efficiency.json").read_text())["measured"]
+    yield f"measured on {measured['machine']}, {measured['date']}, {measured['repeats']} repeats"
     yield (
         f"T_G/T_F at batch 32 is {over.median():.2f} times layers_G/l (median of the rows of Tables"
         f" 5 and C.3; {over.min():.2f} to {over.max():.2f}"
@@ -183,8 +190,41 @@ def headlines():
         epsilon=0.05,
     )
     yield f"bge-small (12 layers): AG News {found.layers_mean:.1f} of 12 layers at 0.95"
+    worth = []
+    for run in ("sentiment-demo-0", "similarity-demo-0"):
+        path = ROOT / f"figures/04_meta_classifiers_features-{run}.csv"
+        layers = pd.read_csv(path).set_index("features")["layers"]
+        single = layers.filter(like="without").drop("without hidden")
+        worth.append(single.max() - layers["all"])
+    yield f"no feature of Table 1 is worth more than {max(worth):.3f} layers"
 
 
 def test_the_readme_says_what_the_figures_say():
     readme = (ROOT / "README.md").read_text()
     assert [line for line in headlines() if line not in readme] == []
+
+
+def test_seconds_are_a_record_of_named_runs():
+    """Every committed file of a notebook that measures time says where, when and how often; what a
+    reader measures is not committed.
+    """
+    timed = yaml.safe_load((ROOT / "notebooks/profiles/demo.yaml").read_text())["alone"]
+    records = [path for name in timed for path in (ROOT / "figures").glob(f"{name}*.json")]
+    measured = {path.stem: json.loads(path.read_text()).get("measured", {}) for path in records}
+    assert len(records) >= 2 * len(timed)
+    assert [
+        name for name, said in measured.items() if not {"machine", "date", "repeats"} <= set(said)
+    ] == []
+    assert "figures/here/" in (ROOT / ".gitignore").read_text().split()
+
+
+def test_style_and_short_figures_come_before_the_tests_in_one_clone():
+    commands = [
+        line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("make")
+    ]
+    assert commands == ["make check", "make figures PROFILE=short", "make test"]
+
+
+def test_the_readme_offers_the_cpu_build_beside_the_two_commands():
+    first = (ROOT / "README.md").read_text().split("```")[1]
+    assert all(words in first for words in ("make figures", "make test", "CPU build", "CUDA"))

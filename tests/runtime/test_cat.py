@@ -8,56 +8,50 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from bench import even
+from builders import CASES, build, even, make_batch  # tiny random models of every family
 from hypothesis import given
 from hypothesis import strategies as st
-from test_backbone import CASES, build, make_batch  # tiny random models of every family
 
 import cats
 from cats import CAT
+from cats._io import module_digest
 from cats.model.backbone import Backbone
-from cats.model.heads import Heads
-from cats.model.meta import Meta, believed_alone, predicted, predicted_alone
+from cats.model.exits import Heads, Meta, log_odds, predicted, score, vectors
 from cats.paper import timing
-from cats.runtime.cat import RUNTIME_MEASURES
+from cats.runtime.cat import runtime_measures
+from cats.runtime.scorer import Scorer, top_two
+from cats.stats.exits import worst_score
 from cats.stats.table import ScoreTable
 from cats.train import tasks
 from cats.train.finetune import fresh_model, tokenizer_of
-from cats.train.run import scores_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 ROWS = 33
 
 
-def random_cat(backbone, history=False, drop=(), n=ROWS):
+def random_cat(backbone, history=False, drop=(), n=ROWS, reads="cls", odds=False):
     """A CAT with random heads, a batch of inputs, and the ScoreTable of those inputs."""
     torch.manual_seed(1)
     early, classes = backbone.n_layers - 1, backbone.num_labels
-    heads = Heads(early, backbone.hidden_size, classes, history=history).requires_grad_(False)
+    heads = Heads(early, backbone.hidden_size, classes, history=history, reads=reads)
+    heads.requires_grad_(False)
     heads.w_p *= 3
     heads.w_o *= 3
     heads.temperature.copy_(torch.rand(early) + 0.5)
     if history:
         heads.w_h.normal_()
-    parts = {
-        "hidden": 32,
-        "prediction": max(1, classes - 1),
-        "history": early,
-        "pmax": int(classes > 1),
-        "pdiff": int(classes > 1),
-    }
-    meta = Meta(
-        early, sum(size for name, size in parts.items() if name not in drop), drop
-    ).requires_grad_(False)
+    meta = Meta(early, heads.d_e, classes, drop, odds=odds).requires_grad_(False)
     meta.w_2 *= 4
     lengths = torch.randint(2, 18, (n,), generator=torch.Generator().manual_seed(2)).tolist()
     batch = make_batch(backbone, lengths, 20)
-    cls, logits = backbone.states(batch)
-    out = scores_of(heads, meta, cls, logits)
-    return (
-        CAT(backbone, None, heads, meta, ScoreTable(out["logits"].numpy(), out["meta"].numpy())),
-        batch,
-    )
+    if "pair" in reads:
+        batch["second"] = torch.tensor([1 + length // 3 for length in lengths])
+    states = backbone.states(batch)
+    read = vectors(reads, *(states[name] for name in reads.split("+")))
+    logits, scores = score(heads, meta, read)
+    logits = torch.cat([logits, states["logits"][:, None]], 1)
+    table = ScoreTable(logits.numpy(), scores.numpy())
+    return CAT(backbone, None, heads, meta, table), batch
 
 
 def in_batches(cat, batch, size, thresholds, measure):
@@ -109,30 +103,27 @@ def check_agreement(cat, batch, measure, sizes=(1, 2, 7, 32)):
     return np.bincount(expected, minlength=cat.backbone.n_layers + 1)
 
 
+@pytest.mark.parametrize("reads", ["cls", "cls+mean", "cls+mean+pair"])
 @pytest.mark.parametrize("case", CASES)
-def test_exits_equal_the_table_for_every_family(case):
-    cat, batch = random_cat(build(case))
+def test_exits_equal_the_table_for_every_family(case, reads):
+    cat, batch = random_cat(build(case), reads=reads)
     counts = check_agreement(cat, batch, "meta")
     assert (counts > 0).sum() >= 2  # the mixed pattern is mixed
 
 
-@pytest.mark.parametrize("measure", RUNTIME_MEASURES)
+@pytest.mark.parametrize("measure", runtime_measures())
 def test_exits_equal_the_table_for_every_measure(measure):
     check_agreement(*random_cat(build("albert")), measure, sizes=(1, 7))
 
 
 @pytest.mark.parametrize(
-    "options", [{"history": True}, {"drop": ("history",)}, {"drop": ("hidden", "pmax")}], ids=str
+    "options",
+    [{"history": True}, {"drop": ("history",)}, {"drop": ("hidden", "pmax")}, {"odds": True}],
+    ids=str,
 )
 def test_exits_equal_the_table_for_every_option(options):
     check_agreement(*random_cat(build("bert"), **options), "meta", sizes=(7,))
     check_agreement(*random_cat(build("bert"), **options), "sm", sizes=(7,))
-
-
-def test_exits_equal_the_table_for_many_classes(monkeypatch):
-    """From so many classes on, tensors find the largest probabilities."""
-    monkeypatch.setattr(cats.runtime.cat, "FEW", 1)
-    check_agreement(*random_cat(build("bert")), "meta", sizes=(1, 7))
 
 
 finite = st.integers(-800, 800).map(
@@ -140,21 +131,26 @@ finite = st.integers(-800, 800).map(
 )  # closer than that, softmax may tie in float32 where the logits do not
 
 
-@given(
-    st.lists(finite, min_size=1, max_size=5, unique=True),
-    st.lists(st.tuples(finite, finite), min_size=1, max_size=8),
-    finite,
-)
-def test_a_lone_input_is_scored_as_one_of_many(logits, units, b_2):
+@given(st.lists(finite, min_size=2, max_size=6, unique=True))
+def test_the_top_two_are_what_the_tensors_say(logits):
     """Plain Python against the tensors it stands in for."""
-    for alone, many in zip(predicted_alone(logits), predicted(torch.tensor([logits])), strict=True):
-        np.testing.assert_allclose(alone, many[0], atol=1e-5, rtol=1e-5)
-    values, weights = (torch.tensor(column, dtype=torch.float64) for column in zip(*units))
-    expected = torch.sigmoid(values.relu() @ weights + b_2)
-    assert believed_alone(values.tolist(), weights.tolist(), b_2) == pytest.approx(
-        expected.item(), abs=1e-9
-    )
-    assert np.isnan(believed_alone([*values.tolist(), np.nan], [*weights.tolist(), 1.0], b_2))
+    which, confidence, margin, odds = top_two(logits)
+    assert odds == pytest.approx(log_odds(torch.tensor(logits, dtype=float)).item(), rel=1e-9)
+    prediction, _, margins = predicted(torch.tensor([logits]))
+    assert prediction[0].tolist() == [float(which == c) for c in range(1, len(logits))]
+    np.testing.assert_allclose([confidence, margin], margins[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("measure", runtime_measures())
+def test_a_nan_never_exits(measure):
+    """An input whose early states are not numbers goes on to F, whatever the threshold."""
+    cat, _ = random_cat(build("bert"))
+    x = torch.randn(3, cat.heads.width)
+    x[1] = torch.nan
+    scorer = Scorer(cat, measure, 3)
+    for k in (1, 2):
+        _, scores = scorer(k, x)
+        assert np.isnan(scores).tolist() == [False, True, False]
 
 
 def test_a_wrong_compaction_would_be_noticed(monkeypatch):
@@ -345,7 +341,7 @@ def test_odd_inputs(demo):
         cat.predict(["a"], thresholds=[0.5] * 11, delta=0.1)
 
 
-def test_fit_refuses_and_warns(demo):
+def test_fit_refuses(demo):
     cat, texts = demo
     with pytest.raises(TypeError, match="1 and calibration inputs 2 texts"):
         CAT.fit(cat.backbone, texts["train"], [("a", "b")] * 20, tokenizer=cat.tokenizer)
@@ -355,13 +351,43 @@ def test_fit_refuses_and_warns(demo):
             texts["train"],
             texts["validation"],
             labels=np.arange(200),
+            recipe="paper",
             tokenizer=cat.tokenizer,
         )
+    with pytest.raises(TypeError, match="reads no labels"):
+        CAT.fit(cat.backbone, texts["train"], texts["validation"], labels=np.zeros(200, int))
     with pytest.raises(ValueError, match="at least 10 tuning texts"):
         CAT.fit(cat.backbone, texts["train"][:3], texts["validation"], tokenizer=cat.tokenizer)
-    with pytest.warns(UserWarning, match="5 calibration texts are also tuning texts"):
-        quick = {"early": {"epochs": 1}, "meta": {"epochs": 1}}
-        CAT.fit(cat.backbone, texts["train"], texts["train"][:5], tokenizer=cat.tokenizer, **quick)
+    with pytest.raises(ValueError, match="5 calibration texts are also tuning texts"):
+        CAT.fit(cat.backbone, texts["train"], texts["train"][:5], tokenizer=cat.tokenizer)
+
+
+@pytest.mark.parametrize("measure", runtime_measures())
+def test_a_tie_at_the_threshold_breaks_no_promise(demo, measure):
+    """Thresholds are calibration scores. Met again, alone or in any batch, an input that counted as
+    right at its threshold must not leave there wrong: {G ≠ F} lies in {V > threshold}.
+    """
+    cat, texts = demo
+    margin = cat.margin(measure, "first_exit")
+    assert (margin == 0) == (measure == "patience") and margin < 1e-3
+    table = cat.table
+    v = worst_score(table.scores(measure), table.consistent, only_records=True, margin=margin)
+    again = [*texts["validation"], *texts["validation"][:20] * 3]  # some texts come often
+    rows = [*range(100), *[*range(20)] * 3]
+    for epsilon in (0.05, 0.1, 0.3):
+        t = cat.thresholds(epsilon, measure=measure)[0]
+        assert t in v or t == np.inf
+        for batch_size in (1, 32):
+            out = cat.predict(again, epsilon, batch_size, measure=measure)
+            wrong = out.predictions != table.predictions[rows, -1]
+            assert not (wrong & ~(v[rows] > t)).any()
+
+
+def test_savings_are_read_from_inputs_that_do_not_calibrate(demo):
+    cat, _ = demo
+    assert len(cat.choosing) == 20 and len(cat.table) == 100
+    expected = cats.savings(cat.choosing, "meta", [0.1], "first_exit")
+    assert cat.savings([0.1]).equals(expected)
 
 
 def test_mixed_precision_is_part_of_the_promise(demo):
@@ -405,6 +431,7 @@ def test_pairs_and_regression():
         texts["train"],
         texts["validation"],
         labels=data["train"]["label"][:],
+        recipe="paper",
         tokenizer=tokenizer,
         tau=0.1,
     )
@@ -437,12 +464,13 @@ def test_round_trip(demo, saved, tmp_path):
         "backbone",
         "calibration.safetensors",
         "cat.json",
+        "choosing.safetensors",
         "heads.safetensors",
         "meta.safetensors",
     ]
     card = (saved / "README.md").read_text()
     assert (
-        "100\ncalibration inputs" in card
+        "the 100 calibration inputs" in card
         and "smallest ε it can promise is **0.0099**" in card
         and "tuning: 200" in card
     )
@@ -493,7 +521,9 @@ def test_parts_of_two_cats_are_refused(saved, tmp_path):
     with pytest.raises(ValueError, match="12, 6, 12 and 12 layers"):
         CAT(back.backbone, back.tokenizer, Heads(5, 64, 2), back.meta, back.table)
     with pytest.raises(ValueError, match="hidden size"):
-        CAT(back.backbone, back.tokenizer, Heads(11, 63, 2), back.meta, back.table)
+        heads = Heads(11, 63, 2, reads="cls+mean", recipe="distilled")
+        back.meta.heads = module_digest(heads)
+        CAT(back.backbone, back.tokenizer, heads, back.meta, back.table)
 
 
 def test_saving_what_cannot_be_saved_leaves_the_old_cat_alone(demo, saved, tmp_path):
@@ -544,5 +574,5 @@ def test_folders_that_hold_no_cat(saved, tmp_path):
     folder = changed(saved, tmp_path)
     card = json.loads((folder / "cat.json").read_text())
     (folder / "cat.json").write_text(json.dumps(card | {"format": "other"}))
-    with pytest.raises(ValueError, match="expected 'cats.CAT/2'"):
+    with pytest.raises(ValueError, match="expected 'cats.CAT/4'"):
         CAT.from_pretrained(folder)

@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset
 
 from cats.train import tasks
-from cats.train.tasks import TASKS, Task, check, cut, load
+from cats.train.tasks import TASKS, Task, check, cut, load, read_file
 
 TASK = Task("mine", ("text",), ("no", "yes"), validation=3)
 ROWS = {"text": [f"text {i}" for i in range(20)], "label": [i % 2 for i in range(20)]}
@@ -165,3 +165,41 @@ def test_bad_sources_are_refused(tmp_path):
     Dataset.from_dict(ROWS).to_json(mixed / "test.jsonl")
     with pytest.raises(ValueError, match="mixes formats"):
         load(TASK, mixed)
+
+
+TEXTS = ['He said "no', 'a "quoted" word', "plain, with a comma", 'and "so on']
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "tsv", "jsonl", "txt", "CSV"])
+def test_a_file_of_texts_is_read_as_what_it_is(tmp_path, kind):
+    path, data = (
+        tmp_path / f"texts.{kind}",
+        Dataset.from_dict({"text": TEXTS, "label": [0, 1, 0, 1]}),
+    )
+    writers = {"parquet": data.to_parquet, "csv": data.to_csv, "jsonl": data.to_json}
+    if kind == "tsv":  # no quotes there: a text that opens one must not swallow the rows after it
+        path.write_text("text\tlabel\n" + "".join(f"{text}\t0\n" for text in TEXTS))
+    elif kind == "txt":
+        path.write_text("".join(f"{text}\n" for text in TEXTS))
+    else:
+        writers[kind.lower()](path)
+    assert read_file(path)["text"][:] == TEXTS
+
+
+def test_a_file_of_texts_that_cannot_be_read_is_refused(tmp_path):
+    for name, content in (("texts.xlsx", b"PK"), ("texts", b"a\n"), ("texts.csv.gz", b"\x1f\x8b")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name} ends in .*can be read: rename it"):
+            read_file(tmp_path / name)
+    (tmp_path / "texts.parquet").write_text("text,label\na,0\n")
+    with pytest.raises(
+        ValueError, match="texts.parquet cannot be read as parquet: Parquet magic bytes not found"
+    ):
+        read_file(tmp_path / "texts.parquet")
+    (tmp_path / "texts.tsv").write_text("sentence\tlabel\na\t0\n")
+    with pytest.raises(
+        ValueError, match="texts.tsv: no column text; there are sentence, label: give text_columns"
+    ):
+        read_file(tmp_path / "texts.tsv")
+    with pytest.raises(FileNotFoundError, match="there is no file .*nowhere.txt"):
+        read_file(tmp_path / "nowhere.txt")

@@ -1,0 +1,90 @@
+"""Two recipes for early heads side by side: consistency by layer, layers at each ε, and what is
+left to the oracle (notebook 42).
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from cats.paper.style import RECIPES, looks, written
+from cats.stats.table import ScoreTable
+from cats.stats.trials import auroc, evaluate, oracle_exits, settled_exits
+
+
+def by_layer(tables: dict[tuple[str, str], ScoreTable]) -> pd.DataFrame:
+    """Consistency, and AUROC of M_k and p max for it, of (pair, recipe): a row a layer."""
+    rows = []
+    for (pair, recipe), table in tables.items():
+        consistent, meta = table.consistent, table.scores("meta")
+        softmax = None if table.regression else table.scores("sm")
+        for k in range(table.n_layers - 1):
+            row = {"pair": pair, "recipe": recipe, "layer": k + 1}
+            row["consistency"] = consistent[:, k].mean()
+            row["auroc_meta"] = auroc(meta[:, k], consistent[:, k])
+            row["auroc_sm"] = np.nan if softmax is None else auroc(softmax[:, k], consistent[:, k])
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def layers(
+    tables: dict[tuple[str, str], ScoreTable], epsilons: list[float], trials: int, seed: int = 0
+) -> pd.DataFrame:
+    """Layers and consistency of `first_exit` with the meta score at each ε, of (pair, recipe); for
+    the first recipe of a pair also the oracle's and those of a clairvoyant who waits until the
+    answer has settled.
+    """
+    rows, seen = [], set()
+    for (pair, recipe), table in tables.items():
+        frame = evaluate(table, "first_exit", "meta", epsilons, trials, seed)
+        means = frame.groupby("epsilon", sort=False)[["consistency", "layers"]].mean()
+        spread = frame.groupby("epsilon", sort=False)["layers"].std()
+        for epsilon in epsilons:
+            about = {"pair": pair, "n_layers": table.n_layers, "epsilon": epsilon}
+            found = means.loc[epsilon].to_dict() | {"layers_std": spread[epsilon]}
+            rows.append(about | {"recipe": recipe} | found)
+            for name, exits in (("settled", settled_exits), ("oracle", oracle_exits)):
+                if pair not in seen:
+                    mean = exits(table.consistent, epsilon).mean()
+                    rows.append(about | {"recipe": name, "layers": mean})
+        seen.add(pair)
+    return pd.DataFrame(rows)
+
+
+def saved(frame: pd.DataFrame, ours: str = "distilled", base: str = "paper") -> pd.DataFrame:
+    """The share of layers that one recipe saves against another: a row a pair, a column an ε."""
+    wide = frame.pivot(index=["pair", "epsilon"], columns="recipe", values="layers")
+    return (1 - wide[ours] / wide[base]).unstack("epsilon")
+
+
+def draw(consistency: pd.DataFrame, used: pd.DataFrame) -> Figure:
+    """Above consistency by layer, below layers against 1-ε: a column a pair, a colour a recipe."""
+    pairs = list(dict.fromkeys(consistency["pair"]))
+    figure, axes = plt.subplots(
+        2, len(pairs), figsize=(1.2 + 2.7 * len(pairs), 5), squeeze=False, layout="constrained"
+    )
+    known = looks([*consistency["recipe"], *used["recipe"]], RECIPES)
+    drawn = {n: dict(color=k.colour, marker=k.marker, markersize=4) for n, k in known.items()}
+    ticks = sorted(set(used["epsilon"]), reverse=True)
+    for (above, below), pair in zip(axes.T, pairs):
+        for recipe, part in consistency[consistency["pair"] == pair].groupby("recipe", sort=False):
+            above.plot(part["layer"], part["consistency"], label=recipe, **drawn[recipe])
+        above.set(title=pair, xlabel="layer", ylim=(None, 1.01))
+        for recipe, part in used[used["pair"] == pair].groupby("recipe", sort=False):
+            stroke = ":" if recipe in ("settled", "oracle") else "-"
+            line = drawn[recipe] | {"linestyle": stroke}
+            below.plot(part["epsilon"], part["layers"], label=recipe, **line)
+        below.set(xscale="log", xlabel="promised agreement 1 − ε", ylim=(0, None))
+        below.set_xticks(ticks, [f"{100 * (1 - e):g} %" for e in ticks], fontsize="x-small")
+        below.minorticks_off()
+        below.invert_xaxis()
+    axes[0, 0].set_ylabel("agrees with F")
+    axes[1, 0].set_ylabel("layers used")
+    handles, labels = axes[1, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    return figure
+
+
+def title(task: str, backbone: str) -> str:
+    """A pair as a reader knows it."""
+    return f"{written(task)}, {written(backbone)}"

@@ -1,0 +1,302 @@
+"""At home in the Hugging Face world: a CAT where a text-classification pipeline was."""
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from base64 import b64decode
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+import tiny
+import torch
+import yaml
+from huggingface_hub import constants
+from transformers import pipeline
+
+from cats import CAT
+from cats.model.backbone import Backbone
+from cats.runtime import inputs
+from cats.train import demo
+
+pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
+TEXTS = tiny.texts()["test"]
+ALL = {"thresholds": [np.inf, np.inf]}  # all layers: what F itself says
+
+
+@pytest.fixture(scope="module")
+def cat():
+    return tiny.fit(about={"datasets": ["user/data"], "license": "mit"})
+
+
+@pytest.fixture(scope="module")
+def saved(cat, tmp_path_factory):
+    return cat.save_pretrained(tmp_path_factory.mktemp("interface") / "cat")
+
+
+def without_layer(answer):
+    """An answer as a pipeline gives it, numbers rounded."""
+    if isinstance(answer, list):
+        return [without_layer(one) for one in answer]
+    assert answer["exit_layer"] in (1, 2, 3)
+    return {"label": answer["label"], "score": pytest.approx(answer["score"], abs=1e-5)}
+
+
+@pytest.mark.parametrize("task, labels", [("sentiment", ("bad", "good")), ("claims", "abc")])
+def test_answers_are_those_of_a_pipeline(task, labels):
+    """Strings, lists and dicts, with and without top_k: the same form and, at the last layer, the
+    same numbers.
+    """
+    model = tiny.model(labels)
+    cat = tiny.fit(model, task)
+    pipe = pipeline("text-classification", model=model, tokenizer=demo.tokenizer(), device="cpu")
+    texts = tiny.texts(task)["test"]
+    if task == "claims":
+        texts = [{"text": a, "text_pair": b} for a, b in texts]
+    for given in (texts[0], texts[:1], texts):
+        for options in ({}, {"top_k": 1}, {"top_k": 2}, {"top_k": None}, {"top_k": 9}):
+            for function in (None, "sigmoid", "none"):
+                options = options | {"function_to_apply": function}
+                assert without_layer(cat(given, **options, **ALL)) == pipe(given, **options)
+    assert {one["exit_layer"] for one in cat(texts, epsilon=0.5)} > {3}
+
+
+def test_a_regression_answers_as_a_pipeline_does():
+    for options in ({"problem_type": "regression"}, {}):
+        model = tiny.model(["score"], **options)
+        cat = tiny.fit(model, "similarity")
+        pipe = pipeline("text-classification", model=model, tokenizer=demo.tokenizer())
+        given = [{"text": a, "text_pair": b} for a, b in tiny.texts("similarity")["test"][:3]]
+        assert without_layer(cat(given, **ALL)) == pipe(given)
+        out = cat.predict(given)
+        assert out.labels is None and list(out.to_pandas().columns)[0] == "prediction"
+
+
+def test_texts_of_every_kind_are_answered_alike(cat):
+    expected = cat.predict(TEXTS, 0.4)
+    for given in (
+        tuple(TEXTS),
+        np.array(TEXTS),
+        np.array(TEXTS, dtype=object),
+        pd.Series(TEXTS, index=range(7, 31)),
+        datasets.Dataset.from_dict({"text": TEXTS})["text"],
+        [{"text": text} for text in TEXTS],
+        iter(TEXTS),
+        (text for text in TEXTS),
+    ):
+        for a, b in zip(cat.predict(given, 0.4), expected):
+            np.testing.assert_array_equal(a, b)
+    assert len(cat.predict(iter([]), 0.4).predictions) == 0
+
+
+def test_names_and_frames(cat):
+    out = cat.predict(TEXTS, 0.4)
+    assert out.labels.tolist() == [("bad", "good")[i] for i in out.predictions]
+    frame = out.to_pandas()
+    assert list(frame.columns) == ["label", "probability", "exit_layer", "confidence"]
+    np.testing.assert_allclose(frame.probability, out.probabilities.max(1))
+    assert "Predictions of 24 inputs" in repr(out) and "… and 16 more" in repr(out)
+    assert "good" in repr(out) and repr(cat.predict([])) == "Predictions of 0 inputs"
+    predictions, exits, confidences, probabilities = out
+
+
+def test_a_stream_is_read_as_it_is_answered(cat, monkeypatch):
+    """Never more than a window ahead, in order, and the same as a list; also a bad item is met
+    only then.
+    """
+    monkeypatch.setattr(inputs.windows, "__defaults__", (8,))
+    taken = []
+
+    def stream():
+        for text in TEXTS * 3:
+            taken.append(text)
+            yield text
+
+    expected = cat(TEXTS * 3, epsilon=0.4)
+    for i, answer in enumerate(cat(stream(), epsilon=0.4)):
+        assert answer["label"] == expected[i]["label"]
+        assert answer["exit_layer"] == expected[i]["exit_layer"]
+        assert len(taken) <= i + 8
+    answers = cat(iter([*TEXTS[:9], 3]))
+    assert [next(answers) for _ in range(8)]
+    with pytest.raises(TypeError, match="number 9 is 3"):
+        list(answers)
+
+
+def test_the_size_of_a_batch_can_be_left_to_us(cat):
+    for a, b in zip(cat.predict(TEXTS, 0.4, "auto"), cat.predict(TEXTS, 0.4)):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert inputs.rows_together("auto", 512, "cpu") == 8
+    assert inputs.rows_together("auto", 512, "cuda") == 128
+    assert inputs.rows_together("auto", 10**6, "cpu") == 1 and inputs.MOST == 256
+    assert inputs.rows_together(3, 512, "cuda") == 3
+
+
+def test_devices(cat, saved):
+    assert cat.to("cpu") is cat and cat.device == torch.device("cpu")
+    for device in ("cpu", -1, torch.device("cpu"), None):
+        assert CAT.from_pretrained(saved, device=device).device.type in ("cpu", "cuda", "mps")
+    away = CAT.from_pretrained(saved, device="meta")  # a device that every machine has
+    assert away.device.type == "meta" and away.heads.w_p.is_cpu
+
+
+def test_lengths_come_from_the_tokenizer(cat):
+    assert cat.max_length == demo.MAX_LENGTH == demo.tokenizer().model_max_length
+    tokens = demo.tokenizer()
+    tokens.model_max_length = int(1e30)
+    assert tiny.fit(tokenizer=tokens).max_length == 48
+
+
+def test_a_backbone_in_memory(cat, saved):
+    model = tiny.model()
+    for given in (model, Backbone(model)):
+        back = CAT.from_pretrained(saved, backbone=given)
+        assert back.backbone.model is model
+        assert (back.predict(TEXTS, 0.4)[1] == cat.predict(TEXTS, 0.4)[1]).all()
+    with pytest.raises(ValueError, match="other weights"):
+        CAT.from_pretrained(saved, backbone=tiny.model(seed=1))
+    with pytest.raises(ValueError, match="id2label is .* and was"):
+        CAT.from_pretrained(saved, backbone=tiny.model(("good", "bad")))
+
+
+def test_progress_bars_and_logs_are_quiet_when_told(tmp_path, capfd, cat):
+    tiny.fit()
+    assert capfd.readouterr().err == ""  # TQDM_DISABLE is set for all tests
+
+
+# --- the Hub ---
+
+
+def cached(folder, cache, repo, commit="c" * 40, branch="main"):
+    """A repository in the layout of the Hub's cache: blobs, and links to them."""
+    root = cache / f"models--{repo.replace('/', '--')}"
+    for path in [path for path in sorted(folder.rglob("*")) if path.is_file()]:
+        name = path.relative_to(folder)
+        blob = root / "blobs" / f"{abs(hash((commit, name))):x}"
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, blob)
+        link = root / "snapshots" / commit / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    (root / "refs").mkdir(exist_ok=True)
+    (root / "refs" / branch).write_text(commit)
+
+
+def test_a_cat_of_the_hub(cat, saved, tmp_path):
+    cached(saved, tmp_path, "user/cat")
+    cached(saved, tmp_path, "user/cat", "d" * 40, "v2")
+    for revision in (None, "main", "v2", "d" * 40):
+        back = CAT.from_pretrained("user/cat", revision=revision, cache_dir=tmp_path)
+        assert (back.predict(TEXTS, 0.4)[1] == cat.predict(TEXTS, 0.4)[1]).all()
+    for name in ("user/none", "no such: name"):
+        with pytest.raises(FileNotFoundError, match="no CAT at"):
+            CAT.from_pretrained(name, cache_dir=tmp_path)
+
+
+def test_a_reference_keeps_hub_id_and_revision(saved, tmp_path, monkeypatch):
+    cached(saved / "backbone", tmp_path / "hub", "user/model")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    backbone = Backbone.from_pretrained("user/model", cache_dir=tmp_path / "hub")
+    assert backbone.revision == "c" * 40
+    thin = CAT.from_pretrained(saved, backbone=backbone)
+    thin.save_pretrained(tmp_path / "thin", backbone=False)
+    kept = json.loads((tmp_path / "thin/cat.json").read_text())["backbone"]
+    assert (kept["where"], kept["revision"]) == ("user/model", "c" * 40)
+    head = (tmp_path / "thin/README.md").read_text("utf-8").split("---")[1]
+    assert yaml.safe_load(head)["base_model"] == "user/model"
+
+
+def test_the_card_tells_the_hub(saved):
+    data = yaml.safe_load((saved / "README.md").read_text("utf-8").split("---")[1])
+    assert data["library_name"] == "cats" and data["pipeline_tag"] == "text-classification"
+    assert data["datasets"] == ["user/data"] and data["labels"] == ["bad", "good"]
+    assert data["metrics"] == ["consistency"] and data["license"] == "mit"
+    assert "base_model" not in data  # it lies in a folder: nobody else finds it
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the Hub as takes a commit: every file comes in the commit itself."""
+
+    def do_POST(self):
+        size = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(size)
+        if self.path == "/api/repos/create":
+            answer = {"url": f"{self.server.address}/user/cat"}
+        elif self.path == "/api/validate-yaml":
+            answer = {"errors": [], "warnings": []}
+        elif "/preupload/" in self.path:
+            names = [one["path"] for one in json.loads(body)["files"]]
+            kind = {"uploadMode": "regular", "shouldIgnore": False}
+            answer = {"files": [{"path": name} | kind for name in names]}
+        else:
+            lines = [json.loads(line) for line in body.splitlines()]
+            for line in lines:
+                if line["key"] == "file":
+                    path = self.server.folder / line["value"]["path"]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(b64decode(line["value"]["content"]))
+            answer = {
+                "commitUrl": f"{self.server.address}/user/cat/commit/1",
+                "commitOid": "1" * 40,
+            }
+            answer |= {"success": True}
+        self.reply(answer)
+
+    def do_GET(self):
+        self.reply({})
+
+    def reply(self, answer):
+        content = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_pushing_puts_a_whole_cat_there(cat, saved, tmp_path, monkeypatch):
+    """A server on this machine stands in for the Hub."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.folder, server.address = tmp_path / "repo", f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    try:
+        where = cat.push_to_hub("user/cat", endpoint=server.address, token="x")
+    finally:
+        server.shutdown()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert where.startswith(server.address)
+    back = CAT.from_pretrained(tmp_path / "repo")
+    assert (back.predict(TEXTS, 0.4)[1] == cat.predict(TEXTS, 0.4)[1]).all()
+    local = CAT.from_pretrained(saved)
+    with pytest.raises(ValueError, match="nobody else finds it"):
+        local.push_to_hub("user/cat", backbone=False)
+
+
+def test_a_script_for_a_pipeline_runs_with_a_cat(saved, tmp_path):
+    """The readme's promise: the model is replaced, the rest of the script stays."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from cats import CAT\n"
+        "classify = CAT.from_pretrained(sys.argv[1])\n"
+        "for answer in classify(['The plot was superb.', 'It was dull.'], truncation=True):\n"
+        "    print(answer['label'], round(answer['score'], 3))\n"
+    )
+    root = str(Path(__file__).resolve().parents[1])
+    done = subprocess.run(
+        [sys.executable, script, saved],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": root},
+    )
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr
