@@ -6,6 +6,7 @@ from cats.stats.calibrators import METHODS, calibrate, calibrator
 from cats.stats.exits import agreement, exit_layers
 from cats.stats.groups import by_group, calibrate_groups, group_exits
 from cats.stats.measures import MEASURES, measure
+from cats.stats.monitor import Monitor
 from cats.stats.quantiles import (
     CalibrationWarning,
     calibration_size,
@@ -35,6 +36,7 @@ __all__ = [
     "METHODS",
     "MEASURES",
     "CalibrationWarning",
+    "Monitor",
     "ScoreTable",
     "Synthetic",
     "agreement",

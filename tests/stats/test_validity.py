@@ -141,7 +141,8 @@ def test_bug_calibrating_on_the_test_split_is_caught():
 @pytest.mark.parametrize("name", mutations.QUICK)
 def test_planted_bug_is_caught(name):
     """A few of tests/mutations.py; `make mutants` runs all."""
-    assert mutations.caught_by(mutations.BUGS[name])
+    bug = mutations.BUGS[name]
+    assert mutations.caught_by(bug) and not mutations.caught_by(bug, planted=False)
 
 
 def test_there_are_enough_planted_bugs():
