@@ -86,7 +86,8 @@ class Monitor:
         if not len(wrong):
             return self.alarm
         after = self.audited + np.arange(1, len(wrong) + 1)
-        self.peak = max(self.peak, self._wealth(self.errors + np.cumsum(wrong), after).max())
+        wealth = self._wealth(self.errors + np.cumsum(wrong), after)
+        self.peak = max(self.peak, float(wealth.max()))
         self.audited, self.errors = int(after[-1]), self.errors + int(wrong.sum())
         self.running += self.step * (self.epsilon * len(wrong) - int(wrong.sum()))
         return self.alarm

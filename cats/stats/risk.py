@@ -66,7 +66,10 @@ def risk_threshold(
     budget = alpha * (len(scores) + 1) - bound
 
     def within(t: float) -> bool:
-        return Fraction(math.fsum(_above(scores, losses, where, t))) <= budget
+        found = _above(scores, losses, where, t).tolist()
+        total = math.fsum(found)
+        rest = math.fsum([*found, -total])  # what rounding took: a tie must not be decided by it
+        return Fraction(total) + Fraction(rest) <= budget
 
     if not within(math.inf):
         return math.inf
