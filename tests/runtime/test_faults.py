@@ -418,7 +418,7 @@ def test_code_that_comes_with_a_model_is_never_run(saved, tmp_path, monkeypatch)
 
 def test_names_reach_no_shell_unquoted():
     """A model called x`touch INJECTED` once did; {params.launch} is made with shlex.quote."""
-    text = (Path(__file__).resolve().parents[1] / "Snakefile").read_text()
+    text = (Path(__file__).resolve().parents[2] / "Snakefile").read_text()
     commands = re.findall(r"^EXECUTE = \((.*?)^\)|shell:\n(.*?)\n\n", text, flags=re.S | re.M)
     fields = set(re.findall(r"\{([\w.\[\]:]+)\}", str(commands)))
     assert len(fields) > 5

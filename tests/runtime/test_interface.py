@@ -292,7 +292,7 @@ def test_a_script_for_a_pipeline_runs_with_a_cat(saved, tmp_path):
         "for answer in classify(['The plot was superb.', 'It was dull.'], truncation=True):\n"
         "    print(answer['label'], round(answer['score'], 3))\n"
     )
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(
         [sys.executable, script, saved],
         capture_output=True,
