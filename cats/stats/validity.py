@@ -9,7 +9,7 @@ such breakages.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -898,6 +898,79 @@ def repeated_text(
         f"{trials:,} calibrations, n={n}, ε={epsilon}, one text is {share:.0%}, scores off by {off}"
     )
     return count_check(claim, simulated, agree, trials, 1 - epsilon, alarm, side="low")
+
+
+class Claims:
+    """All claims by section, as notebook 11 shows them: `Claims(population, trials)("shared")`."""
+
+    def __init__(
+        self,
+        population: Synthetic = Synthetic(),
+        trials: int = 4000,
+        alarm: float = 1e-5,
+        seed: int = 0,
+    ) -> None:
+        self.population, self.trials = population, trials
+        self.common: dict[str, Any] = {"seed": seed, "alarm": alarm}
+
+    def __call__(self, section: str) -> list[Check]:
+        """The checks of one section."""
+        return list(getattr(self, "_" + section.replace(" ", "_"))())
+
+    def _quantile(self) -> Iterator[Check]:
+        for n, level in ((20, 0.9), (8, 0.9), (99, 0.93)):
+            yield lemma_a1(n, level, trials=5 * self.trials, **self.common)
+
+    def _bound(self) -> Iterator[Check]:
+        yield proposition_31(self.population, trials=self.trials, **self.common)
+        yield tuned_bound(trials=max(self.trials // 4, 200), **self.common)
+        yield naive_bound(trials=self.trials // 2, **self.common)
+
+    def _inclusion(self) -> Iterator[Check]:
+        seed = self.common["seed"]
+        yield proposition_41(self.population, seed=seed)
+        yield first_exit_inclusion(self.population, seed=seed)
+        yield remark_43(self.population, seed=seed)
+
+    def _independent(self) -> Iterator[Check]:
+        few = {"trials": self.trials // 2, **self.common}
+        yield independent_coverage(self.population, **few)
+        claim = "Theorem 4.4: P(G=F) ≥ 1-ε"
+        yield marginal("independent", self.population, n=1000, epsilon=0.3, claim=claim, **few)
+        yield tight_union(**few)
+        yield tight_union([0.1, 0.2, 0.3, 0.4], claim="Theorem 4.4, uneven weights", **few)
+        yield tuned_weights(**few)
+
+    def _shared(self) -> Iterator[Check]:
+        for method in ("shared", "shared_all", "first_exit"):
+            name = "Theorem 4.6" if method == "shared" else method
+            both: dict[str, Any] = {"trials": self.trials, **self.common}
+            yield coverage(method, self.population, claim=f"{name}: law of coverage", **both)
+            yield marginal(method, self.population, claim=f"{name}: P(G=F) ≥ 1-ε", **both)
+
+    def _high_probability(self) -> Iterator[Check]:
+        for method in ("pac", "ltt"):
+            law = pac_law if method == "pac" else ltt_law
+            yield law(trials=self.trials, **self.common)
+            yield high_probability(method, self.population, trials=self.trials, **self.common)
+        yield band_law(self.population, trials=self.trials // 2, **self.common)
+
+    def _labelled(self) -> Iterator[Check]:
+        yield relative_accuracy(trials=self.trials, **self.common)
+
+    def _beyond(self) -> Iterator[Check]:
+        yield expected_loss(self.population, trials=self.trials, **self.common)
+        yield group_coverage(self.population, trials=max(self.trials // 8, 200), **self.common)
+        yield nearly_f(self.population, trials=self.trials // 2, **self.common)
+        yield repeated_text(trials=self.trials, **self.common)
+
+    def _splits(self) -> Iterator[Check]:
+        rng = np.random.default_rng(self.common["seed"])
+        scores, consistent, _ = self.population.draw(1000, rng)
+        pool = worst_score(scores, consistent)
+        none = np.isneginf(pool)  # ties at -∞ are broken below all scores
+        pool[none] = -np.random.default_rng(self.common["seed"]).random(none.sum())
+        yield random_splits(pool, 500, 0.1, trials=self.trials // 2, **self.common)
 
 
 # --- what must fail
