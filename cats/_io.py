@@ -25,8 +25,8 @@ os.umask(MASK)
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """A warning that points at the line outside of this package from which it was called."""
-    here, level, frame = str(Path(__file__).parent) + os.sep, 2, sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(here):
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == "cats":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
 

@@ -11,13 +11,13 @@ import stat
 import sys
 import warnings
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import soak
 import tiny
 import torch
+from batches import ROOT
 
 from cats import CAT
 from cats._io import MASK, READY, replacing
@@ -418,7 +418,7 @@ def test_code_that_comes_with_a_model_is_never_run(saved, tmp_path, monkeypatch)
 
 def test_names_reach_no_shell_unquoted():
     """A model called x`touch INJECTED` once did; {params.launch} is made with shlex.quote."""
-    text = (Path(__file__).resolve().parents[1] / "Snakefile").read_text()
+    text = (ROOT / "Snakefile").read_text()
     commands = re.findall(r"^EXECUTE = \((.*?)^\)|shell:\n(.*?)\n\n", text, flags=re.S | re.M)
     fields = set(re.findall(r"\{([\w.\[\]:]+)\}", str(commands)))
     assert len(fields) > 5

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from base64 import b64decode
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -17,6 +16,7 @@ import pytest
 import tiny
 import torch
 import yaml
+from batches import ROOT
 from huggingface_hub import constants
 from transformers import pipeline
 
@@ -292,7 +292,7 @@ def test_a_script_for_a_pipeline_runs_with_a_cat(saved, tmp_path):
         "for answer in classify(['The plot was superb.', 'It was dull.'], truncation=True):\n"
         "    print(answer['label'], round(answer['score'], 3))\n"
     )
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(ROOT)
     done = subprocess.run(
         [sys.executable, script, saved],
         capture_output=True,
