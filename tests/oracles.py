@@ -210,11 +210,12 @@ def crc(scores, consistent, epsilon, losses=None, bound=1, margin=0):
         for i in range(n):
             worst, best = Fraction(0), -inf
             for k in range(early):
-                if scores[i, k] > best - 2 * margin and scores[i, k] > t:
-                    worst = max(worst, min(Fraction(float(losses[i, k])), bound))
+                near = scores[i, k] > best or (margin and scores[i, k] >= best - 2 * margin)
+                if near and scores[i, k] > t:
+                    worst = max(worst, min(Fraction(str(float(losses[i, k]))), bound))
                 best = max(best, scores[i, k])
             if losses.shape[1] > early:
-                worst = max(worst, min(Fraction(float(losses[i, early])), bound))
+                worst = max(worst, min(Fraction(str(float(losses[i, early]))), bound))
             total += worst
         if total / (n + 1) <= Fraction(str(epsilon)):
             return [t] * early

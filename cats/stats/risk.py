@@ -68,8 +68,10 @@ def risk_threshold(
     def within(t: float) -> bool:
         found = _above(scores, losses, where, t).tolist()
         total = math.fsum(found)
-        rest = math.fsum([*found, -total])  # what rounding took: a tie must not be decided by it
-        return Fraction(total) + Fraction(rest) <= budget
+        if abs(total - float(budget)) > 1e-9 * max(1.0, total):
+            return total <= budget
+        # nearly a tie, which rounding must not decide: losses are the decimals they print as
+        return sum(map(exact, found), Fraction()) <= budget
 
     if not within(math.inf):
         return math.inf
