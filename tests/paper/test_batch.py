@@ -97,8 +97,8 @@ def both(tmp_path_factory):
     second, _ = batch(whole).communicate(timeout=600)  # while the first one runs
     for there in (
         "model/checkpoints/checkpoint-8",
-        "heads.safetensors",
-        "scored/validation/plan.json",
+        "paper/heads.safetensors",
+        "states/validation/plan.json",
     ):
         kill_when(batch(broken), broken / RUN / there)
     words = [process.communicate(timeout=600)[0] for process in (batch(broken), unbroken)]
