@@ -98,7 +98,7 @@ def both(tmp_path_factory):
     for there in (
         "model/checkpoints/checkpoint-8",
         "paper/heads.safetensors",
-        "states/validation/plan.json",
+        "paper/validation.safetensors",
     ):
         kill_when(batch(broken), broken / RUN / there)
     words = [process.communicate(timeout=600)[0] for process in (batch(broken), unbroken)]
@@ -111,7 +111,10 @@ def test_a_killed_batch_ends_as_an_unbroken_one(both):
     expected, found = made(both[0]), made(both[1])
     assert {
         f"{RUN}/{name}.safetensors"
-        for name in ("heads", "meta", "validation", "test", "model/model")
+        for name in (
+            *(f"paper/{what}" for what in ("heads", "meta", "validation", "test")),
+            "model/model",
+        )
     } <= set(expected)
     assert found.keys() == expected.keys()
     assert [name for name in expected if found[name] != expected[name]] == []
