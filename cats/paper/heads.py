@@ -31,10 +31,10 @@ def layers(
     tables: dict[tuple[str, str], ScoreTable], epsilons: list[float], trials: int, seed: int = 0
 ) -> pd.DataFrame:
     """Layers and consistency of `first_exit` with the meta score at each ε, of (pair, recipe); for
-    the first recipe of a pair also the oracle's and those of a clairvoyant who waits until the
+    the last recipe of a pair also the oracle's and those of a clairvoyant who waits until the
     answer has settled.
     """
-    rows, seen = [], set()
+    rows, last = [], {pair: recipe for pair, recipe in tables}
     for (pair, recipe), table in tables.items():
         frame = evaluate(table, "first_exit", "meta", epsilons, trials, seed)
         means = frame.groupby("epsilon", sort=False)[["consistency", "layers"]].mean()
@@ -44,10 +44,9 @@ def layers(
             found = means.loc[epsilon].to_dict() | {"layers_std": spread[epsilon]}
             rows.append(about | {"recipe": recipe} | found)
             for name, exits in (("settled", settled_exits), ("oracle", oracle_exits)):
-                if pair not in seen:
+                if recipe == last[pair]:
                     mean = exits(table.consistent, epsilon).mean()
                     rows.append(about | {"recipe": name, "layers": mean})
-        seen.add(pair)
     return pd.DataFrame(rows)
 
 

@@ -27,14 +27,14 @@ def test_settled_waits_until_no_layer_changes_its_mind():
     assert (settled_exits(random, 0.001) >= oracle_exits(random, 0.001)).all()
 
 
-def test_layers_are_those_of_evaluate_and_the_oracle_s_are_of_the_first_recipe(tables):
+def test_layers_are_those_of_evaluate_and_the_oracle_s_are_of_the_last_recipe(tables):
     used = heads.layers(tables, [0.1, 0.2], trials=3).set_index(["recipe", "epsilon"])
     for (_, recipe), table in tables.items():
         frame = cats.evaluate(table, "first_exit", "meta", [0.1, 0.2], 3)
         expected = frame[frame["epsilon"] == 0.1]["layers"].mean()
         assert used.layers[recipe, 0.1] == pytest.approx(expected)
-    plain = tables["A", "paper"].consistent
-    assert used.layers["oracle", 0.2] == oracle_exits(plain, 0.2).mean()
+    last = tables["A", "distilled"].consistent
+    assert used.layers["oracle", 0.2] == oracle_exits(last, 0.2).mean()
     assert used.layers["oracle", 0.1] <= used.layers["settled", 0.1]
     saved = heads.saved(used.reset_index())
     share = 1 - used.layers["distilled", 0.1] / used.layers["paper", 0.1]
