@@ -97,12 +97,12 @@ def section(path, figures=COMMITTED):
     parts = [markdown2html(plain(intro))]
     for picture in sorted(Path(figures).glob(f"{pattern}.png")):
         links = ", ".join(
-            f'<a href="{file.name}">{file.suffix[1:]}</a>'
+            f'<a href="{html.escape(file.name)}">{html.escape(file.suffix[1:])}</a>'
             for file in sorted(Path(figures).glob(f"{picture.stem}.*"))
         )
         parts.append(
-            f'<figure><img src="{picture.name}"'
-            f' alt="{html.escape(picture.stem)}"><figcaption>{picture.stem}:'
+            f'<figure><img src="{html.escape(picture.name)}"'
+            f' alt="{html.escape(picture.stem)}"><figcaption>{html.escape(picture.stem)}:'
             f" {links}</figcaption></figure>"
         )
     tables = sorted(Path(figures).glob(f"{pattern}.md"))

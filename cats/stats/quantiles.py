@@ -40,6 +40,9 @@ def exact(number: Any) -> Fraction:
     return Fraction(number) if isinstance(number, (int, Decimal)) else Fraction(repr(float(number)))
 
 
+SMALLEST = Fraction(1, 10**15)  # of an epsilon or delta: below, numbers and data run out
+
+
 def probability(number: Any, name: str) -> Fraction:
     """`number` as an exact fraction strictly between 0 and 1."""
     try:
@@ -48,6 +51,8 @@ def probability(number: Any, name: str) -> Fraction:
         raise type(error)(f"{name}: {error}") from None
     if not 0 < value < 1:
         raise ValueError(f"{name} must lie strictly between 0 and 1, got {number!r}")
+    if value < SMALLEST:
+        raise ValueError(f"{name}={number!r} is less than any number of inputs can promise")
     return value
 
 

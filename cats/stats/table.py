@@ -17,12 +17,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from scipy.special import softmax
 
-from cats._io import writing
+from cats._io import digest, writing
 from cats.stats.measures import find_measure, over_layers
 from cats.stats.quantiles import Bools, Floats
 
 FORMAT = "cats.ScoreTable/1"
 TAU = 0.5  # the margin within which two regression outputs count as equal (Section 5.3)
+
+
+def native(values: ArrayLike) -> NDArray[Any]:
+    """An array in this machine's byte order: safetensors writes no other."""
+    array = np.asarray(values)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 class ScoreTable:
@@ -47,9 +53,9 @@ class ScoreTable:
         metadata: Mapping[str, Any] | None = None,
         tau: float = TAU,
     ) -> None:
-        self.logits: NDArray[Any] = np.asarray(logits)
-        self.meta: NDArray[Any] | None = None if meta is None else np.asarray(meta)
-        self.labels: NDArray[Any] | None = None if labels is None else np.asarray(labels)
+        self.logits: NDArray[Any] = native(logits)
+        self.meta: NDArray[Any] | None = None if meta is None else native(meta)
+        self.labels: NDArray[Any] | None = None if labels is None else native(labels)
         self.metadata, self.tau = dict(metadata or {}), float(tau)
         self._check()
 
@@ -208,6 +214,7 @@ class ScoreTable:
             "tau": self.tau,
             "sha256": self.sha256,
             "metadata": self.metadata,
+            "about": digest(self.metadata),
         }
         # one key: safetensors does not keep the order of several
         with writing(path) as aside:
@@ -224,7 +231,7 @@ class ScoreTable:
             with safe_open(path, framework="numpy") as file:
                 header = json.loads((file.metadata() or {}).get("cats", "{}"))
                 arrays = {name: file.get_tensor(name) for name in file.keys()}
-        except SafetensorError as error:
+        except (SafetensorError, ValueError) as error:  # the header or the JSON in it
             raise ValueError(
                 f"{path} is not a whole safetensors file ({error}): make the table again"
             ) from None
@@ -244,7 +251,9 @@ class ScoreTable:
             raise ValueError(
                 f"{path}: the parts of this table do not fit together: {error}"
             ) from None
-        if table.sha256 != header.get("sha256"):
+        # tables of an older version have no hash of their metadata
+        changed = header.get("about", digest(table.metadata)) != digest(table.metadata)
+        if changed or table.sha256 != header.get("sha256"):
             raise ValueError(
                 f"{path} was changed after it was written: its hash does not match, make the table"
                 " again"

@@ -654,3 +654,10 @@ def test_the_worst_group_comes_first():
     assert frame["group"].tolist() == ["y", "x"] and frame["consistency"].tolist() == [0.5, 1.0]
     assert frame["layers"].tolist() == [1.5, 1.0] and (frame["bound"] <= frame["consistency"]).all()
     assert length_groups([5, 1, 3, 9], bins=2).tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("method", ["first_exit", "pac", "ltt", "band"])
+def test_an_epsilon_beyond_all_data_is_refused(method):
+    scores = np.full((5, 2), 0.5)
+    with pytest.raises(ValueError, match="less than any number of inputs can promise"):
+        cats.calibrate(scores, scores < 1, 1e-320, method=method)

@@ -240,3 +240,16 @@ def test_broken_files_are_refused(tmp_path, table):
     save_file(arrays | {"meta": arrays["meta"][:-1]}, broken, {"cats": json.dumps(header)})
     with pytest.raises(ValueError, match="do not fit together.*meta must have shape"):
         ScoreTable.load(broken)
+
+
+def test_other_byte_orders_and_changed_metadata(tmp_path, table):
+    """Big-endian arrays come back as they were; a byte of the metadata does not go unnoticed."""
+    swapped = ScoreTable(table.logits.astype(">f4"), table.meta.astype(">f4"), table.labels)
+    assert ScoreTable.load(swapped.save(tmp_path / "big")).sha256 == swapped.sha256
+    path = ScoreTable(table.logits, table.meta, metadata={"task": "imdb"}).save(tmp_path / "t")
+    path.write_bytes(path.read_bytes().replace(b"imdb", b"imdc", 1))
+    with pytest.raises(ValueError, match="was changed"):
+        ScoreTable.load(path)
+    path.write_bytes(path.read_bytes().replace(b'{\\"', b"{\\x", 1))
+    with pytest.raises(ValueError, match="not a whole"):
+        ScoreTable.load(path)
