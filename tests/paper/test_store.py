@@ -9,8 +9,8 @@ import pytest
 
 import cats
 from cats import ScoreTable
-from cats._io import load_module, sha256, write_json
-from cats.model.exits import Heads, Meta
+from cats._io import load_module, module_digest, sha256, write_json
+from cats.model.exits import Heads, Meta, check_pair
 from cats.paper import store
 from cats.paper.places import DATA
 from cats.train.run import Run
@@ -241,28 +241,34 @@ def test_the_folder_holds_what_the_manifest_names_and_little_of_it():
 @pytest.mark.parametrize("name", sorted(ENTRIES))
 def test_a_shipped_file_is_the_one_named(name):
     entry, file = ENTRIES[name], TABLES / name
-    assert (
-        name == f"{entry['task']}-{entry['backbone']}-{entry['what']}.safetensors"
-        and entry["what"] in store.KEPT
-    )
+    recipe, seed = entry.get("recipe", "paper"), entry["seed"]
+    expected = store.file_name(entry["task"], entry["backbone"], entry["what"], recipe, seed)
+    assert name == expected and entry["what"] in store.KEPT
     assert sha256(file) == entry["sha256"] and file.stat().st_size == entry["bytes"]
     assert ("inputs" in entry) == ("data" in entry) == (entry["what"] in ("validation", "test"))
 
 
-@of_pair
-def test_a_pair_is_whole(task, backbone):
+RECIPES = [
+    (*pair, recipe) for recipe in ("paper", "distilled") for pair in store.pairs(TABLES, recipe)
+]
+
+
+@pytest.mark.parametrize("task, backbone, recipe", RECIPES, ids="-".join)
+def test_a_pair_is_whole(task, backbone, recipe):
     assert {
         entry["what"]
         for entry in ENTRIES.values()
         if (entry["task"], entry["backbone"]) == (task, backbone)
+        and entry.get("recipe", "paper") == recipe
     } == set(store.KEPT)
-    heads = load_module(Heads, store.path(task, backbone, "heads", TABLES))[1]
-    meta = load_module(Meta, store.path(task, backbone, "meta", TABLES))[1]
-    assert (
-        heads["model"]
-        == meta["model"]
-        == store.table(task, backbone, "test", TABLES).metadata["model"]
-    )
+    heads, about = load_module(Heads, store.path(task, backbone, "heads", TABLES, recipe))
+    meta, of_meta = load_module(Meta, store.path(task, backbone, "meta", TABLES, recipe))
+    table = store.table(task, backbone, "test", TABLES, recipe)
+    assert about["model"] == of_meta["model"] == table.metadata["model"]
+    check_pair(heads, meta, module_digest(heads))
+    if recipe != "paper":  # of one F: only heads and meta classifiers differ
+        paper = store.table(task, backbone, "test", TABLES)
+        np.testing.assert_array_equal(table.logits[:, -1], paper.logits[:, -1])
 
 
 @of_pair
