@@ -93,16 +93,12 @@ def test_tables_of_two_processes_are_those_of_one(together, tmp_path):
         "folder": str(tmp_path),
     }
     processes(1, "-m", "cats.train.run", json.dumps(alone))
-    assert (together / "heads.safetensors").read_bytes() == (
-        tmp_path / "heads.safetensors"
-    ).read_bytes()
-    assert (together / "meta.safetensors").read_bytes() == (
-        tmp_path / "meta.safetensors"
-    ).read_bytes()
+    two_homes = together / "paper", tmp_path / "paper"
+    for what in ("heads", "meta"):
+        two, one = ((home / f"{what}.safetensors").read_bytes() for home in two_homes)
+        assert two == one
     for split in ("validation", "test"):
-        two, one = (
-            ScoreTable.load(folder / f"{split}.safetensors") for folder in (together, tmp_path)
-        )
+        two, one = (ScoreTable.load(home / f"{split}.safetensors") for home in two_homes)
         assert len(two) == SETTINGS["limit"][split]
         for name in ("logits", "meta", "labels"):
             np.testing.assert_array_equal(getattr(two, name), getattr(one, name))
