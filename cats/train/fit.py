@@ -7,7 +7,8 @@ A recipe says what heads learn and what they read. `paper` is the paper's (Secti
 Appendix B): labels, from [CLS]. `distilled` is ours: the promise is agreement with F, so heads
 learn what F says, from [CLS] and the mean over tokens, and where an input is two texts also from
 how their means differ. (F's softmax as the target does a little better where F is sure of itself
-and much worse where it is not.)
+and much worse where it is not.) In a Run they learn from altered copies of the inputs too: what an
+F of many epochs says of its own training inputs is the label.
 
 The l-1 heads do not share anything, so training them together gives what training them one by one
 would give, in seconds. Scales differ wildly between layers and models: what a head reads is
@@ -36,7 +37,7 @@ from cats.model.exits import (
     widths,
 )
 from cats.stats.table import TAU, ScoreTable
-from cats.train.states import States
+from cats.train.states import Joined, States
 
 TARGETS = ("labels", "prediction", "softmax")
 UPDATES = 1000  # on a few thousand inputs five or twenty epochs would be too few
@@ -55,6 +56,8 @@ class Recipe:
     d_e      hidden units of a head
     units    hidden units of a meta classifier
     odds     meta classifiers begin as p max's equal: see cats.model.exits.Meta
+    altered  in a Run, whose F was trained on the same inputs, heads and meta classifiers also learn
+             from copies with this share of the words left out: F knows its own inputs too well
     """
 
     name: str
@@ -65,16 +68,23 @@ class Recipe:
     d_e: int = D_E
     units: int = UNITS
     odds: bool = False
+    altered: float = 0.0
 
     def __post_init__(self):
         for value, known in ((self.targets, TARGETS), (self.reads, READS)):
             if value not in known:
                 raise ValueError(f"unknown {value!r} in a recipe; there are {', '.join(known)}")
+        if self.altered and self.targets == "labels":
+            raise ValueError("altered copies have no labels: heads that learn from F read them")
+        if not 0 <= self.altered < 1:
+            raise ValueError(f"altered is a share of words from 0 to below 1, got {self.altered}")
 
 
 RECIPES = {
     "paper": Recipe("paper"),
-    "distilled": Recipe("distilled", targets="prediction", reads="cls+mean", pairs=True, odds=True),
+    "distilled": Recipe(
+        "distilled", targets="prediction", reads="cls+mean", pairs=True, odds=True, altered=0.15
+    ),
 }
 
 
@@ -95,17 +105,17 @@ def find_recipe(recipe: str | Recipe, **changes) -> Recipe:
     return replace(recipe, **changes)
 
 
-def reads_of(recipe: Recipe, states: States) -> str:
+def reads_of(recipe: Recipe, states: States | Joined) -> str:
     """What heads of a recipe read of these inputs."""
     return f"{recipe.reads}+pair" if recipe.pairs and states.texts == 2 else recipe.reads
 
 
-def read_chunk(states: States, i: int, reads: str) -> Tensor:
+def read_chunk(states: States | Joined, i: int, reads: str) -> Tensor:
     """What heads read of chunk i, (rows, l, width)."""
     return vectors(reads, *states.read(i, *reads.split("+")))
 
 
-def moments(states: States, reads: str = "cls") -> tuple[Tensor, Tensor]:
+def moments(states: States | Joined, reads: str = "cls") -> tuple[Tensor, Tensor]:
     """Mean and standard deviation (l-1, width) of what early heads read, chunk by chunk."""
     total = squares = torch.zeros(())
     for i in range(states.n_chunks):
@@ -118,7 +128,7 @@ def moments(states: States, reads: str = "cls") -> tuple[Tensor, Tensor]:
 
 def train(
     module: nn.Module,
-    states: States,
+    states: States | Joined,
     prepare: Callable[[int], Sequence[Tensor]],
     loss: Callable[[Sequence[Tensor]], Tensor],
     *,
@@ -175,7 +185,9 @@ def layer_losses(logits: Tensor, targets: Tensor) -> Tensor:
     return losses.view(logits.shape[:2]).mean(1)
 
 
-def targets_of(states: States, n_outputs: int, targets: str = "labels", labels=None) -> Tensor:
+def targets_of(
+    states: States | Joined, n_outputs: int, targets: str = "labels", labels=None
+) -> Tensor:
     """What heads learn, (rows,) or (rows, C): see Recipe."""
     if targets != "labels" or labels is None:
         logits = states.gather("logits")
@@ -196,7 +208,7 @@ def targets_of(states: States, n_outputs: int, targets: str = "labels", labels=N
 
 
 def fit_heads(
-    tune: States,
+    tune: States | Joined,
     scale: States,
     n_outputs: int,
     labels: tuple = (None, None),
@@ -214,7 +226,7 @@ def fit_heads(
 
 
 def train_heads(
-    states: States,
+    states: States | Joined,
     n_outputs: int,
     labels=None,
     *,
@@ -305,7 +317,7 @@ def consistent(early: Tensor, full: Tensor, tau: float) -> Tensor:
 
 def fit_meta(
     heads: Heads,
-    states: States,
+    states: States | Joined,
     *,
     recipe: str | Recipe = "paper",
     tau: float = TAU,

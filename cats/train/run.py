@@ -41,7 +41,7 @@ from cats.stats.table import TAU, ScoreTable
 from cats.train import demo, tasks
 from cats.train.finetune import fine_tune, load_fine_tuned, readable
 from cats.train.fit import Recipe, find_recipe, fit_heads, fit_meta, read_chunk
-from cats.train.states import States, extract, processes, tokenizer_hash
+from cats.train.states import Joined, States, extract, processes, tokenizer_hash
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,13 @@ class Run:
         """Train, validation and test, and the training data cut into tune, scale and meta."""
         data = tasks.load(self.task, self.source, self.seed, self.limit)
         return {**data, **tasks.cut(data["train"], self.seed)}
+
+    def learned(self, part: str) -> States | Joined:
+        """The states that heads (`tune`) or meta classifiers (`meta`) learn from: altered copies
+        too, if the recipe says so.
+        """
+        states = self.states(part)
+        return Joined(states, self.states(f"{part}-altered")) if self.recipe.altered else states
 
     def _keep(self, path, settings, prepare, make, load):
         """What `load` reads at `path`; made first, unless it is there, whole, and was made with
@@ -172,12 +179,17 @@ class Run:
         )
 
     def states(self, part: str) -> States:
-        """What every layer of F gave of a part: tune, scale, meta, validation or test."""
-        folder = self.folder / "states" / part
+        """What every layer of F gave of a part: tune, scale, meta, validation or test; of
+        `tune-altered` or `meta-altered`.
+        """
+        folder, (whole, *copies) = self.folder / "states" / part, part.split("-")
+        data = self.data[whole]
+        if copies:
+            data = tasks.altered(data, self.task.columns, self.recipe.altered, seed=self.seed)
         return extract(
             self.backbone,
             self.tokenizer,
-            self.data[part],
+            data,
             self.task.columns,
             folder,
             max_length=self.max_length,
@@ -208,7 +220,7 @@ class Run:
         def make(states):
             labels = tuple(self.labels(part) for part in parts)
             heads, losses = fit_heads(
-                *(states[part] for part in parts),
+                *states,
                 self.task.n_outputs,
                 labels,
                 recipe=self.recipe,
@@ -226,7 +238,7 @@ class Run:
         return self._keep(
             path,
             settings,
-            lambda: {part: self.states(part) for part in parts},
+            lambda: (self.learned("tune"), self.states("scale")),
             make,
             lambda path: load_module(Heads, path),
         )
@@ -256,7 +268,7 @@ class Run:
         return self._keep(
             path,
             settings,
-            lambda: self.states("meta"),
+            lambda: self.learned("meta"),
             make,
             lambda path: load_module(Meta, path),
         )

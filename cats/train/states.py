@@ -305,3 +305,32 @@ class States:
         for i, part in enumerate(parts):
             whole[self.rows(i)] = part
         return whole
+
+
+class Joined:
+    """The states of several parts as those of one, in their order: what training reads."""
+
+    def __init__(self, *parts: States):
+        self.parts, self.texts = parts, parts[0].texts
+        starts = np.cumsum([0, *map(len, parts)])
+        self._chunks = [
+            (part, i, start) for part, start in zip(parts, starts) for i in range(part.n_chunks)
+        ]
+        self.n_chunks = len(self._chunks)
+
+    def __len__(self):
+        return sum(map(len, self.parts))
+
+    def rows(self, i):
+        """The row numbers of chunk i."""
+        part, j, start = self._chunks[i]
+        return part.rows(j) + start
+
+    def read(self, i, *names):
+        """Tensors of chunk i."""
+        part, j, _ = self._chunks[i]
+        return part.read(j, *names)
+
+    def gather(self, name):
+        """One tensor of all parts, in the order of the data."""
+        return torch.cat([part.gather(name) for part in self.parts])

@@ -300,6 +300,21 @@ def cut(train, seed=0):
     return DatasetDict({name: train.select(order[start:end]) for name, start, end in parts})
 
 
+def altered(data, columns, share=0.15, limit=8000, seed=0):
+    """Unlabelled copies of a data set's texts, at most `limit`, each with about so large a share of
+    its words left out: inputs like those F was trained on that F has never seen.
+    """
+    rng = np.random.default_rng(seed)
+    copies = {column: [] for column in columns}
+    for row in data.select(range(min(limit, len(data)))):
+        for column in columns:
+            words = row[column].split()
+            kept = rng.random(len(words)) >= share
+            kept[rng.integers(len(words))] = True
+            copies[column].append(" ".join(np.array(words)[kept]))
+    return Dataset.from_dict(copies)
+
+
 def fingerprint(data):
     """A hash of the texts and labels of a data set, in order."""
     digest = hashlib.sha256()

@@ -203,3 +203,19 @@ def test_a_file_of_texts_that_cannot_be_read_is_refused(tmp_path):
         read_file(tmp_path / "texts.tsv")
     with pytest.raises(FileNotFoundError, match="there is no file .*nowhere.txt"):
         read_file(tmp_path / "nowhere.txt")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_altered_copies_leave_words_out_and_nothing_else(share):
+    columns = tasks.find("similarity").columns
+    data = tasks.load("similarity", limit={"train": 300})["train"]
+    copies = tasks.altered(data, columns, share, limit=200, seed=1)
+    assert copies.column_names == list(columns) and len(copies) == 200
+    words = kept = 0
+    for row, copy in zip(data, copies):
+        for column in copies.column_names:
+            left, whole = copy[column].split(), iter(row[column].split())
+            assert left and all(word in whole for word in left)  # in their order
+            words, kept = words + len(row[column].split()), kept + len(left)
+    # false alarm below 1e-6 by Hoeffding, beside the one word that always stays
+    assert -0.03 <= kept / words - (1 - share) <= 0.03 + share * 400 / words

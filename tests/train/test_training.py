@@ -621,6 +621,23 @@ def test_the_whole_run(name, recipe, tmp_path):
     assert stamp()["heads.safetensors"] == before["heads.safetensors"]
 
 
+def test_heads_that_learn_from_f_also_see_altered_copies(tmp_path):
+    run = Run("sentiment", folder=tmp_path / "run", recipe="distilled", **QUICK)
+    both, own, copies = run.learned("tune"), run.states("tune"), run.states("tune-altered")
+    assert len(both) == len(own) + len(copies) and len(copies) == len(own)
+    rows = np.concatenate([both.rows(i) for i in range(both.n_chunks)])
+    assert sorted(rows) == list(range(len(both)))
+    logits = torch.empty_like(both.gather("logits"))
+    for i in range(both.n_chunks):
+        logits[both.rows(i)] = both.read(i, "logits")[0]
+    assert torch.equal(logits, torch.cat([own.gather("logits"), copies.gather("logits")]))
+    assert not torch.equal(own.gather("logits"), copies.gather("logits"))
+    plain = run.by("paper").learned("tune")
+    assert len(plain) == len(own)
+    with pytest.raises(ValueError, match="altered copies have no labels"):
+        find_recipe("paper", altered=0.1)
+
+
 def test_heads_of_other_data_are_not_taken_up(tmp_path):
     """A model that is fine-tuned already does not change with the data; its heads must."""
     first = Run("sentiment", folder=tmp_path / "run", **QUICK)
