@@ -561,8 +561,8 @@ def test_standardised_classifier_folds_to_the_same_function():
     ).eval()
     tokenizer = tokenizer_of("demo")
     rows = tokenise(tokenizer, tasks.load("sentiment", limit=SIZES)["test"], ("text",), 40)
-    standardise_classifier(model, tokenizer, rows)
-    batch = collate(tokenizer, rows[:8])
+    standardise_classifier(model, tokenizer, rows, extra_padding=1)
+    batch = collate(tokenizer, rows[:8], extra_padding=1)
     with torch.no_grad():
         before = model(**batch).logits
         fold_classifier(model)
