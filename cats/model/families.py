@@ -242,9 +242,10 @@ class ModernBert(Bert):
             "sliding_attention": create_bidirectional_sliding_window_mask,
         }
         positions = torch.arange(hidden.shape[1], device=hidden.device)[None]  # (1, tokens)
+        padding = mask if padded else None
         return {
             kind: {
-                "attention_mask": masks[kind](self.config, hidden, mask),
+                "attention_mask": masks[kind](self.config, hidden, padding),
                 "position_embeddings": self.base.rotary_emb(hidden, positions, kind),
             }
             for kind in set(self.config.layer_types)
