@@ -8,8 +8,8 @@ vectors, and let the rows that have exited leave the batch.
     state = backbone.start(tokenizer(texts, padding=True, return_tensors="pt"))
     for k in range(1, backbone.n_layers):            # layers are 1-based
         state = backbone.step(state, k)
-        early = heads[k](backbone.cls(state))        # F_k(x), (rows, C)
-        state = backbone.keep(state, ~exits(early))  # the rows that have not exited go on, in a
+        logits = heads[k](backbone.cls(state))        # F_k(x), (rows, C)
+        state = backbone.keep(state, ~exits(logits))  # the rows that have not exited go on, in a
         smaller batch
     state = backbone.step(state, backbone.n_layers)
     logits = backbone.finish(state)                  # F_l = F
@@ -372,17 +372,17 @@ class Backbone:
         seconds = [state.seconds[row] for row in numbers]
         return State(hidden, mask, lengths, seconds, context, state.layer)
 
-    def rest(self, state) -> State:
+    def compact(self, state) -> State:
         """A state that is going to wait: it lets go of the memory of rows that have left."""
         return state._replace(hidden=state.hidden.clone())
 
     def join(self, first, second) -> State:
         """The rows of two states of the same layer as one."""
         width = max(first.mask.shape[1], second.mask.shape[1])
-        pad = lambda tensor, *rest: (
+        pad = lambda tensor, *inner: (
             tensor
             if tensor.shape[1] == width
-            else nn.functional.pad(tensor, (*rest, 0, width - tensor.shape[1]))
+            else nn.functional.pad(tensor, (*inner, 0, width - tensor.shape[1]))
         )
         hidden = torch.cat([pad(state.hidden, 0, 0) for state in (first, second)])
         mask = torch.cat([pad(state.mask) for state in (first, second)])

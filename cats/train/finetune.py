@@ -32,7 +32,7 @@ def tokenizer_of(model):
     return load_tokenizer(model)
 
 
-def fresh_model(model, task):
+def new_model(model, task):
     """A model to fine-tune: pretrained encoder with a new classifier, or for `demo` and
     `demo-shared` an untrained one.
     """
@@ -196,7 +196,7 @@ def fine_tune(
             " give a multiple as batch_size"
         )
     set_seed(seed)
-    tokenizer, network = tokenizer_of(model), fresh_model(model, task)
+    tokenizer, network = tokenizer_of(model), new_model(model, task)
     backbone = Backbone(network)
     if zero:
         zero_classifier(network)
