@@ -21,7 +21,7 @@ from cats._io import write_json
 from cats.model.backbone import Backbone
 from cats.paper import timing
 from cats.train import tasks
-from cats.train.finetune import fresh_model, tokenizer_of
+from cats.train.finetune import new_model, tokenizer_of
 from cats.train.fit import train_heads
 from cats.train.states import States, collate, extract, tokenise
 
@@ -80,7 +80,7 @@ def heads(rows=2048, batch_size=64, epochs=5):
     """
     task = tasks.find("sentiment")
     torch.manual_seed(0)
-    backbone, tokenizer = Backbone(fresh_model("demo", task)), tokenizer_of("demo")
+    backbone, tokenizer = Backbone(new_model("demo", task)), tokenizer_of("demo")
     data = tasks.load(task, limit=rows)["train"]
     labels = np.array(data["label"][:])
     with tempfile.TemporaryDirectory() as folder:

@@ -131,8 +131,8 @@ BUGS = {
     ),
     "V: maximum over consistent layers": Bug(
         "exits",
-        "wrong = ~early & records(scores, margin) if only_records else ~early",
-        "wrong = early & records(scores, margin) if only_records else early",
+        "wrong = ~before_last & records(scores, margin) if only_records else ~before_last",
+        "wrong = before_last & records(scores, margin) if only_records else before_last",
         *claim("shared_all, law"),
     ),
     "V: last layer of another body taken for F": Bug(
@@ -227,8 +227,8 @@ BUGS = {
     ),
     "crc: the loss at the highest record, not the largest": Bug(
         "risk",
-        "np.where(where & (scores > t), early, 0.0).max(axis=1)",
-        "np.where(where & (scores > t), early, 0.0)[:, -1]",
+        "np.where(where & (scores > t), before_last, 0.0).max(axis=1)",
+        "np.where(where & (scores > t), before_last, 0.0)[:, -1]",
         "test_calibrators.test_risk_equals_its_definition",
     ),
     "groups: one threshold for all": Bug(

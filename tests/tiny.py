@@ -13,11 +13,11 @@ SIZES = {"tuning": 40, "calibration": 40, "test": 24}
 QUICK = {"early": {"epochs": 1}, "meta": {"epochs": 1}}
 
 
-def model(labels=("bad", "good"), layers=3, seed=0, **options):
-    """A small untrained BERT that reads the demo's words; its outputs differ between texts."""
+def model(labels=("bad", "good"), layers=3, seed=0, model_type="bert", **options):
+    """A small untrained encoder that reads the demo's words; its outputs differ between texts."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
-        "bert",
+        model_type,
         vocab_size=len(demo.tokenizer()),
         hidden_size=16,
         num_hidden_layers=layers,

@@ -8,19 +8,13 @@ vectors, and let the rows that have exited leave the batch.
     state = backbone.start(tokenizer(texts, padding=True, return_tensors="pt"))
     for k in range(1, backbone.n_layers):            # layers are 1-based
         state = backbone.step(state, k)
-        early = heads[k](backbone.cls(state))        # F_k(x), (rows, C)
-        state = backbone.keep(state, ~exits(early))  # the rows that have not exited go on, in a
+        logits = heads[k](backbone.cls(state))        # F_k(x), (rows, C)
+        state = backbone.keep(state, ~exits(logits))  # the rows that have not exited go on, in a
         smaller batch
     state = backbone.step(state, backbone.n_layers)
     logits = backbone.finish(state)                  # F_l = F
 
-How to add a family. Read the `forward` of its model and of its encoder in transformers, and write
-down where it differs from BERT, as a subclass of `Bert`: `layers` (where they are), `embed` (token
-ids to the first layer's input), `context` (what the layers need besides the hidden state), `apply`
-(how one layer is called) and `head` (last hidden state to logits). Then name it in `FAMILIES` by
-its `config.model_type`. One that differs in nothing, as CamemBERT from RoBERTa, is one line:
-`FAMILIES["camembert"] = Roberta`. The test to pass: stepping through all layers gives the logits of
-the model itself. Add a line to the table in its test file.
+What differs between one family of encoders and the next is in `cats.model.families`.
 """
 
 import hashlib
@@ -37,213 +31,11 @@ from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoModelForSequenceClassification,
 )
-from transformers.masking_utils import (
-    create_bidirectional_mask,
-    create_bidirectional_sliding_window_mask,
-)
 
 from cats._io import digest
 from cats.model.exits import vectors
+from cats.model.families import FAMILIES
 
-# --------------------------------------------------------------------------------------------------
-# Families: what differs between one Hugging Face encoder and the next, and nothing else
-
-
-class Bert:
-    """BERT, MobileBERT, and the parts that the other families share with them.
-
-    MobileBERT's embeddings also read the next token, and [PAD] is not zero there. So in
-    transformers itself, and here, its answer for a text changes with padding or none after it (not
-    with how much): let every row end in at least one column of padding.
-    """
-
-    def __init__(self, model):
-        self.model, self.base, self.config = model, model.base_model, model.config
-
-    def layers(self):
-        """The l layers in the order in which they are applied."""
-        return self.base.encoder.layer
-
-    def embed(self, input_ids, token_type_ids, mask):
-        """Input of the first layer, (rows, tokens, d)."""
-        return self.base.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)
-
-    def context(self, hidden, mask, padded):
-        """What the layers need besides `hidden`, as keyword arguments: it follows from shape and
-        padding, if there is any.
-        """
-        # without padding there is nothing to mask, and building a mask takes a twentieth of a layer
-        return {
-            "attention_mask": (
-                create_bidirectional_mask(self.config, hidden, mask) if padded else None
-            )
-        }
-
-    def fewer(self, context, select, hidden, mask):
-        """The context of some rows, with padding, whose hidden states and mask these are; `select`
-        takes them from a tensor.
-        """
-        width, whole = (
-            hidden.shape[1],
-            (context["attention_mask"] if list(context) == ["attention_mask"] else None),
-        )
-        if (
-            isinstance(whole, Tensor) and whole.dim() == 4
-        ):  # (rows, 1, tokens, tokens): cutting takes a fifth of the time of building
-            return {"attention_mask": select(whole[..., :width, :width])}
-        return self.context(hidden, mask, True)
-
-    def apply(self, layer, hidden, mask, context):
-        """One layer, (rows, tokens, d) to the same."""
-        out = layer(hidden, **context)
-        return out[0] if isinstance(out, tuple) else out
-
-    def head(self, hidden, mask):
-        """Logits of the model's own classifier, (rows, C)."""
-        return self.model.classifier(self.model.dropout(self.base.pooler(hidden)))
-
-
-class Albert(Bert):
-    """A layer is one pass through a layer group. Groups are shared: with one group, all l layers
-    are the same module.
-    """
-
-    def layers(self):
-        groups, l = self.base.encoder.albert_layer_groups, self.config.num_hidden_layers
-        return [groups[int(i / (l / len(groups)))] for i in range(l)]
-
-    def embed(self, input_ids, token_type_ids, mask):
-        return self.base.encoder.embedding_hidden_mapping_in(
-            super().embed(input_ids, token_type_ids, mask)
-        )
-
-    def head(self, hidden, mask):
-        pooled = self.base.pooler_activation(self.base.pooler(hidden[:, 0]))  # (rows, d)
-        return self.model.classifier(self.model.dropout(pooled))
-
-
-class Roberta(Bert):
-    """RoBERTa and XLM-R: the classifier does its own pooling. Positions count from the padding id,
-    inside the embeddings.
-    """
-
-    def head(self, hidden, mask):
-        return self.model.classifier(hidden)
-
-
-class Electra(Roberta):
-    """The embeddings may be narrower than the layers."""
-
-    def embed(self, input_ids, token_type_ids, mask):
-        hidden = super().embed(input_ids, token_type_ids, mask)
-        return (
-            self.base.embeddings_project(hidden)
-            if hasattr(self.base, "embeddings_project")
-            else hidden
-        )
-
-
-class MPNet(Roberta):
-    """One relative position bias, computed once and added in every layer."""
-
-    def context(self, hidden, mask, padded):
-        return super().context(hidden, mask, padded) | {
-            "position_bias": self.base.encoder.compute_position_bias(hidden)
-        }
-
-
-class DistilBert(Bert):
-    """No token types, no pooler."""
-
-    def layers(self):
-        return self.base.transformer.layer
-
-    def embed(self, input_ids, token_type_ids, mask):
-        return self.base.embeddings(input_ids)
-
-    def head(self, hidden, mask):
-        pooled = nn.functional.relu(self.model.pre_classifier(hidden[:, 0]))  # (rows, d)
-        return self.model.classifier(self.model.dropout(pooled))
-
-
-class DebertaV2(Bert):
-    """DeBERTa v2 and v3: relative positions in every layer, a mask of pairs, and perhaps a
-    convolution beside the first layer.
-    """
-
-    def embed(self, input_ids, token_type_ids, mask):
-        return self.base.embeddings(input_ids=input_ids, token_type_ids=token_type_ids, mask=mask)
-
-    def context(self, hidden, mask, padded):
-        encoder = self.base.encoder
-        return {
-            "attention_mask": encoder.get_attention_mask(mask),  # (rows, 1, tokens, tokens)
-            "relative_pos": encoder.get_rel_pos(hidden),  # (1, tokens, tokens)
-            "rel_embeddings": encoder.get_rel_embedding(),  # (2 * span, d)
-        }
-
-    def apply(self, layer, hidden, mask, context):
-        out = super().apply(layer, hidden, mask, context)
-        encoder = self.base.encoder
-        if encoder.conv is not None and layer is encoder.layer[0]:
-            out = encoder.conv(
-                hidden, out, mask
-            )  # reads the embeddings: they are zero at padding, so trimming is safe
-        return out
-
-    def head(self, hidden, mask):
-        return self.model.classifier(self.model.dropout(self.model.pooler(hidden)))
-
-
-class ModernBert(Bert):
-    """Two kinds of layers, global and local, each with its own mask and its own rotary positions;
-    one norm after the last.
-    """
-
-    def layers(self):
-        return self.base.layers
-
-    def embed(self, input_ids, token_type_ids, mask):
-        return self.base.embeddings(input_ids)
-
-    def context(self, hidden, mask, padded):
-        masks = {
-            "full_attention": create_bidirectional_mask,
-            "sliding_attention": create_bidirectional_sliding_window_mask,
-        }
-        positions = torch.arange(hidden.shape[1], device=hidden.device)[None]  # (1, tokens)
-        return {
-            kind: {
-                "attention_mask": masks[kind](self.config, hidden, mask),
-                "position_embeddings": self.base.rotary_emb(hidden, positions, kind),
-            }
-            for kind in set(self.config.layer_types)
-        }
-
-    def apply(self, layer, hidden, mask, context):
-        return layer(hidden, **context[layer.attention_type])
-
-    def head(self, hidden, mask):
-        hidden = self.base.final_norm(hidden)
-        if self.config.classifier_pooling == "mean":
-            pooled = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)  # (rows, d)
-        else:
-            pooled = hidden[:, 0]
-        return self.model.classifier(self.model.drop(self.model.head(pooled)))
-
-
-FAMILIES = {
-    "albert": Albert,
-    "bert": Bert,
-    "deberta-v2": DebertaV2,
-    "distilbert": DistilBert,
-    "electra": Electra,
-    "mobilebert": Bert,
-    "modernbert": ModernBert,
-    "mpnet": MPNet,
-    "roberta": Roberta,
-    "xlm-roberta": Roberta,
-}
 # fields of a configuration that change nothing F computes: where it came from, how it was trained,
 # and its precision, which is the weights' own
 SILENT = (
@@ -309,7 +101,8 @@ class Backbone:
     """A frozen Hugging Face classifier as embeddings, l layers and a classifier.
 
     The model is put in evaluation mode, and is otherwise untouched. Attributes: `model`, `family`
-    (a key of `FAMILIES`), `n_layers` (l), `hidden_size` (d) and `num_labels` (C).
+    (a key of `FAMILIES`), `encoder` (the model as its family drives it), `n_layers` (l),
+    `hidden_size` (d) and `num_labels` (C).
 
     It drives one plain model in memory: a wrapper (DataParallel, PEFT, torch.compile) has to be
     taken off first.
@@ -338,8 +131,8 @@ class Backbone:
         self.model = model.eval()  # F is fixed: no dropout
         self._modules = list(model.modules())
         self.to(None)
-        self.glue = FAMILIES[self.family](model)
-        self.layers = list(self.glue.layers())
+        self.encoder = FAMILIES[self.family](model)
+        self.layers = list(self.encoder.layers())
         self.n_layers, self.hidden_size, self.num_labels = (
             len(self.layers),
             config.hidden_size,
@@ -433,22 +226,14 @@ class Backbone:
         return str(self.dtype).removeprefix("torch.")
 
     @property
-    def extra_padding(self):
-        """Columns of padding that every row must end in, for its answer not to depend on the other
-        rows of its batch.
-        """
-        return 1 if self.family == "mobilebert" else 0
+    def extra_padding(self) -> int:
+        """Columns of padding that every row must end in: see cats.model.families."""
+        return self.encoder.extra_padding
 
     @property
-    def max_tokens(self):
-        """The longest input the position embeddings allow, padding that must follow it included."""
-        config, longest = (
-            self.model.config,
-            getattr(self.model.config, "max_position_embeddings", None) or 512,
-        )
-        if self.family in ("roberta", "xlm-roberta", "mpnet"):
-            longest -= config.pad_token_id + 1  # positions count from the padding id
-        return longest - self.extra_padding
+    def max_tokens(self) -> int:
+        """The longest input the position embeddings allow."""
+        return self.encoder.max_tokens
 
     def start(self, batch) -> State:
         """Embeddings and masks of a tokenised batch, before the first layer.
@@ -483,12 +268,12 @@ class Backbone:
         }
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         mask = torch.ones_like(ids) if mask is None else mask
-        hidden = self.glue.embed(
+        hidden = self.encoder.embed(
             ids, inputs.get("token_type_ids") if self.token_types else None, mask
         )  # (rows, tokens, d)
         second = batch.get("second")
         seconds = [0] * shape[0] if second is None else second.tolist()
-        context = self.glue.context(hidden, mask, padded(lengths, shape[1]))
+        context = self.encoder.context(hidden, mask, padded(lengths, shape[1]))
         return State(hidden, mask, lengths, seconds, context)
 
     def step(self, state, k) -> State:
@@ -499,7 +284,7 @@ class Backbone:
         # Hugging Face's layers fail on an empty batch; a loop in which every row has exited need
         # not
         if state.lengths:
-            hidden = self.glue.apply(self.layers[k - 1], hidden, state.mask, state.context)
+            hidden = self.encoder.apply(self.layers[k - 1], hidden, state.mask, state.context)
         return State(hidden, state.mask, state.lengths, state.seconds, state.context, k)
 
     def cls(self, state) -> Tensor:
@@ -545,7 +330,7 @@ class Backbone:
                 f"the classifier of F comes after layer {self.n_layers}, not after layer"
                 f" {state.layer}"
             )
-        return self.glue.head(state.hidden, state.mask)
+        return self.encoder.classify(state.hidden, state.mask)
 
     def keep(self, state, rows, trim=True) -> State:
         """Only these rows, in this order: row numbers, as a list or a LongTensor, or a bool tensor
@@ -580,29 +365,29 @@ class Backbone:
             hidden = select(hidden[:, :width])
         if padded(lengths, width):
             mask = select(mask[:, :width])
-            context = self.glue.fewer(state.context, select, hidden, mask)
+            context = self.encoder.context_of(state.context, select, hidden, mask)
         else:  # 1 everywhere
             mask = select(mask[:, :width]) if padded(state.lengths, mask.shape[1]) else mask[:n]
-            context = self.glue.context(hidden, mask, False)
+            context = self.encoder.context(hidden, mask, False)
         seconds = [state.seconds[row] for row in numbers]
         return State(hidden, mask, lengths, seconds, context, state.layer)
 
-    def rest(self, state) -> State:
+    def compact(self, state) -> State:
         """A state that is going to wait: it lets go of the memory of rows that have left."""
         return state._replace(hidden=state.hidden.clone())
 
     def join(self, first, second) -> State:
         """The rows of two states of the same layer as one."""
         width = max(first.mask.shape[1], second.mask.shape[1])
-        pad = lambda tensor, *rest: (
+        pad = lambda tensor, *inner: (
             tensor
             if tensor.shape[1] == width
-            else nn.functional.pad(tensor, (*rest, 0, width - tensor.shape[1]))
+            else nn.functional.pad(tensor, (*inner, 0, width - tensor.shape[1]))
         )
         hidden = torch.cat([pad(state.hidden, 0, 0) for state in (first, second)])
         mask = torch.cat([pad(state.mask) for state in (first, second)])
         lengths = first.lengths + second.lengths
-        context = self.glue.context(hidden, mask, padded(lengths, width))
+        context = self.encoder.context(hidden, mask, padded(lengths, width))
         return State(hidden, mask, lengths, first.seconds + second.seconds, context, first.layer)
 
     @torch.no_grad()  # and not inference_mode: heads are trained on these

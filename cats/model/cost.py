@@ -1,122 +1,70 @@
 """What an exit saves: multiply-accumulates (MACs) and the naive synchronous time (Sections 5.4 and
 6.3, Table 5).
 
-MACs are counted from shapes, nothing is run: each matrix once per token, and the two products of
-attention. Norms, activations, softmax, biases, embedding lookups and rotary angles are not counted,
-as usual; padding is, if `tokens` counts it. It is the work of one input alone, done the plain way:
-ModernBERT's local layers count all pairs of tokens, as eager attention computes them all and masks,
-and DeBERTa projects its relative positions anew for every input (a batch would share that).
+MACs are what `torch.utils.flop_counter` counts, on a model that has shapes and no numbers: the
+matrix products of one input alone, done the plain way. ModernBERT's local layers count all pairs of
+tokens, as eager attention computes them all and masks, and DeBERTa projects its relative positions
+anew for every input (a batch would share that). Norms, activations, softmax, biases, embedding
+lookups and rotary angles are not counted, as usual; padding is, if `tokens` counts it. The
+precision F runs in changes nothing.
 
     macs_reduction(backbone, heads, meta, exit_layers, tokens=256)      # 2.66 for Table 5's IMDB,
                                                                         Shared/Meta, 0.90
     amortised_time(exit_layers, backbone.n_layers)                      # 54.53 (percent)
 """
 
+import json
+from functools import cache
+
 import numpy as np
-from torch import nn
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
-QUERIES = {
-    "query": 1,
-    "query_proj": 1,
-    "q": 1,
-    "q_lin": 1,
-    "Wqkv": 3,
-}  # a Linear of this name: how many matrices are fused in it
+from cats.model.backbone import Backbone
+from cats.model.exits import Heads, Meta
 
 
-def matrices(module):
-    """The matrices that `module` multiplies by: name to nn.Linear, without those that MobileBERT
-    makes but may not use.
-    """
-    idle = set()
-    for part in module.modules():
-        if getattr(part, "use_bottleneck_attention", False) and hasattr(part, "attention"):
-            idle.add(part.attention.dense)
-        if (
-            hasattr(part, "embedding_transformation")
-            and not part.trigram_input
-            and part.embedding_size == part.hidden_size
-        ):
-            idle.add(part.embedding_transformation)
-    return {
-        name: part
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Linear) and part not in idle
-    }
-
-
-def size(linear):
-    """MACs of one vector through a matrix."""
-    return linear.in_features * linear.out_features
-
-
-def relative_macs(layer, tokens):
-    """What the relative positions of DeBERTa v2 and v3 add to a layer.
-
-    The 2·span position vectors, and not the tokens, go through their own matrices or through those
-    of queries and keys. Then every query meets every position (c2p) and every key meets every
-    position (p2c).
-    """
-    total = 0
-    for part in layer.modules():
-        if getattr(part, "relative_attention", False):
-            positions, kinds = 2 * part.pos_ebd_size, {"c2p", "p2c"} & set(part.pos_att_type)
-            own = [
-                getattr(part, name)
-                for name in ("pos_key_proj", "pos_query_proj")
-                if hasattr(part, name)
-            ]
-            shared = [part.query_proj, part.key_proj] if part.share_att_key else []
-            total += sum(map(size, own)) * (positions - tokens)  # they were counted once per token
-            total += (
-                sum(map(size, shared)) * positions
-                + len(kinds) * tokens * positions * part.all_head_size
-            )
-    return total
-
-
-def layer_macs(backbone, tokens):
-    """MACs of each of the l layers for one input of that many tokens. Refuses a layer whose
-    attention it does not find.
-    """
-    macs = []
-    for k, layer in enumerate(backbone.layers, 1):
-        linears = matrices(layer)
-        width = 0  # of attention; an ALBERT layer may hold several
-        for name, linear in linears.items():
-            fused = QUERIES.get(name.split(".")[-1])
-            width += linear.out_features // fused if fused else 0
-        if not width:
-            raise TypeError(
-                f"no attention found in layer {k} of {backbone.family}: which of"
-                f" {', '.join(linears)} makes queries?"
-            )
-        products = 2 * tokens**2 * width  # queries with keys, and weights with values
-        macs.append(
-            tokens * sum(map(size, linears.values())) + products + relative_macs(layer, tokens)
+@cache
+def counted(kind: type[PretrainedConfig], settings: str, tokens: int) -> tuple[int, ...]:
+    """MACs of the embeddings, of each layer and of F's classifier, for a configuration in JSON."""
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(
+            kind.from_dict(json.loads(settings)), attn_implementation="eager"
         )
-    conv = getattr(getattr(backbone.model.base_model, "encoder", None), "conv", None)
-    if conv is not None:  # DeBERTa's, beside the first layer
-        macs[0] += tokens * conv.conv.weight.numel()
-    return macs
+        backbone, ids = Backbone(model), torch.zeros((1, tokens), dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        state = backbone.start({"input_ids": ids})
+        so_far = [0, counter.get_total_flops()]
+        for k in range(1, backbone.n_layers + 1):
+            state = backbone.step(state, k)
+            so_far.append(counter.get_total_flops())
+        backbone.finish(state)
+        so_far.append(counter.get_total_flops())
+    return tuple(flops // 2 for flops in np.diff(so_far).tolist())
 
 
-def ends_macs(backbone, tokens):
+def counts(backbone: Backbone, tokens: int) -> tuple[int, ...]:
+    """See `counted`."""
+    config = backbone.model.config
+    return counted(type(config), config.to_json_string(use_diff=False), tokens)
+
+
+def layer_macs(backbone: Backbone, tokens: int) -> list[int]:
+    """MACs of each of the l layers for one input of that many tokens."""
+    return list(counts(backbone, tokens)[1:-1])
+
+
+def ends_macs(backbone: Backbone, tokens: int) -> tuple[int, int]:
     """MACs before the first layer and after the last: (projections of the embeddings, pooler and
     classifier of F).
     """
-    inside = {part for layer in backbone.layers for part in layer.modules()}
-    outside = {
-        name: size(part) for name, part in matrices(backbone.model).items() if part not in inside
-    }
-    embeddings = sum(macs for name, macs in outside.items() if "embed" in name)
-    return (
-        tokens * embeddings,
-        sum(outside.values()) - embeddings,
-    )  # F classifies one vector, not every token
+    embeddings, *_, top = counts(backbone, tokens)
+    return embeddings, top
 
 
-def head_macs(heads):
+def head_macs(heads: Heads) -> list[int]:
     """MACs of each of the l-1 early heads. On average 66,304 for Albert-xlarge and two labels, with
     the history: Section 5.4.
     """
@@ -124,14 +72,14 @@ def head_macs(heads):
     return [(heads.width + logits) * heads.d_e + heads.d_e * heads.n_outputs for logits in past]
 
 
-def meta_macs(meta):
+def meta_macs(meta: Meta) -> int:
     """MACs of one meta classifier, the same at every layer. 1,920 for two labels and 24 layers:
     Section 5.4.
     """
     return meta.inputs * meta.units + meta.units * 2
 
 
-def check_exits(exit_layers, n_layers):
+def check_exits(exit_layers: ArrayLike, n_layers: int) -> NDArray:
     """Exit layers as an array; refuses those that are no layer, and none at all."""
     exits = np.asarray(exit_layers)
     if not exits.size or not ((1 <= exits) & (exits <= n_layers)).all():
@@ -141,7 +89,14 @@ def check_exits(exit_layers, n_layers):
     return exits
 
 
-def macs(backbone, heads, meta, exit_layers, tokens, uses_meta=True):
+def macs(
+    backbone: Backbone,
+    heads: Heads,
+    meta: Meta | None,
+    exit_layers: ArrayLike,
+    tokens: int,
+    uses_meta: bool = True,
+) -> float:
     """Mean MACs per input of G, for inputs of `tokens` tokens that exit at these layers (n,).
 
     An input that exits at layer k pays the embeddings, layers 1..k, and the heads and meta
@@ -149,21 +104,28 @@ def macs(backbone, heads, meta, exit_layers, tokens, uses_meta=True):
     `uses_meta`, as for softmax scores, `meta` is not looked at and may be None.
     """
     exits, l = check_exits(exit_layers, backbone.n_layers), backbone.n_layers
-    for early in [heads, meta] if uses_meta else [heads]:
-        if early.early != l - 1:
+    for part in [heads, meta] if uses_meta else [heads]:
+        if part.early != l - 1:
             raise ValueError(
-                f"{type(early).__name__} for {early.early} early layers, but the model has {l - 1}"
+                f"{type(part).__name__} for {part.early} early layers, but the model has {l - 1}"
             )
     embeddings, top = ends_macs(backbone, tokens)
     layers = np.array(layer_macs(backbone, tokens), float)
-    early = np.array([*head_macs(heads), 0]) + (meta_macs(meta) if uses_meta else 0) * (
+    added = np.array([*head_macs(heads), 0]) + (meta_macs(meta) if uses_meta else 0) * (
         np.arange(l) < l - 1
     )
-    by_exit = embeddings + np.cumsum(layers + early) + top * (np.arange(l) == l - 1)  # (l,)
+    by_exit = embeddings + np.cumsum(layers + added) + top * (np.arange(l) == l - 1)  # (l,)
     return float(by_exit[exits - 1].mean())
 
 
-def macs_reduction(backbone, heads, meta, exit_layers, tokens, uses_meta=True):
+def macs_reduction(
+    backbone: Backbone,
+    heads: Heads,
+    meta: Meta | None,
+    exit_layers: ArrayLike,
+    tokens: int,
+    uses_meta: bool = True,
+) -> float:
     """|F| / |G|, the right half of Table 5. All 36 published numbers are 24 / layers: what is not a
     layer hardly counts.
     """
@@ -171,7 +133,14 @@ def macs_reduction(backbone, heads, meta, exit_layers, tokens, uses_meta=True):
     return full / macs(backbone, heads, meta, exit_layers, tokens, uses_meta)
 
 
-def amortised_time(exit_layers, n_layers, layer=0.85, ends=1.92, head=0.20, meta=0.11):
+def amortised_time(
+    exit_layers: ArrayLike,
+    n_layers: int,
+    layer: float = 0.85,
+    ends: float = 1.92,
+    head: float = 0.20,
+    meta: float = 0.11,
+) -> float:
     """100 · T_G / T_F of the naive synchronous implementation, the left half of Table 5; give
     `meta=0` where there is none.
 

@@ -30,7 +30,7 @@ DRY = {"-n", "--dry-run", "--dryrun"}
 
 
 @contextmanager
-def alone(lock=LOCK):
+def locked(lock=LOCK):
     """Hold the folder for one batch; the file to write to, which says who holds it.
 
     The system keeps the lock for as long as a process has the file open: a batch that is killed
@@ -70,7 +70,7 @@ def run(profile, arguments):
     command += [named.get(argument, argument) for argument in arguments]
     if DRY & set(arguments):
         return subprocess.run(command).returncode
-    with alone() as file:
+    with locked() as file:
         process = subprocess.Popen(
             command, pass_fds=[file.fileno()]
         )  # it holds the folder, too, should we be killed
@@ -208,7 +208,7 @@ def record(profile):
         path.suffix == ".json" and "measured" in json.loads(path.read_text()) for path in found
     ):
         sys.exit(f"Nothing has been measured in {source}/: run make figures PROFILE={name} first.")
-    with alone():
+    with locked():
         for path in found:
             with writing(figures / path.name) as aside:
                 shutil.copyfile(path, aside)

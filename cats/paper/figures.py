@@ -53,7 +53,7 @@ def paint(table, row):
 
 def key(figure, axes, table, rows, names=(), extra=()):
     """Right of the drawing, what the colours mean, and the marks in `extra`."""
-    said = [] if table.regression else np.unique(table.predictions[rows])
+    classes = [] if table.regression else np.unique(table.predictions[rows])
     marks = [
         Line2D(
             [],
@@ -63,7 +63,7 @@ def key(figure, axes, table, rows, names=(), extra=()):
             color=CLASSES[c % len(CLASSES)],
             label=say(table, c, names),
         )
-        for c in said
+        for c in classes
     ]
     if marks or extra:
         axes[0].legend(

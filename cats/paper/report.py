@@ -291,12 +291,12 @@ def caveats(tables):
     table = next(iter(tables.values()))
     train = {task: table.metadata.get("rows", {}).get("train") for task, table in tables.items()}
     ours = written(table.metadata.get("backbone", "a smaller encoder"))
-    said = [
+    notes = [
         f"Our F is {ours} with {table.n_layers} layers;"
         f" the paper's is Albert-xlarge with {PAPER_LAYERS}"
     ]
     if "vitaminc" in tables:
-        said.append("our VitaminC models learn from a part of the official test set")
+        notes.append("our VitaminC models learn from a part of the official test set")
     if train.get("ag_news"):
-        said.append(f"AG News trains on {train['ag_news']:,} rows where the paper has 115K")
-    return "; ".join(said) + ". So the patterns can be compared, the absolute numbers cannot."
+        notes.append(f"AG News trains on {train['ag_news']:,} rows where the paper has 115K")
+    return "; ".join(notes) + ". So the patterns can be compared, the absolute numbers cannot."

@@ -63,19 +63,19 @@ def record(figures, pattern):
     """Where, when and how often the seconds in a notebook's files were measured, a sentence each;
     none if it measures none.
     """
-    said = []
+    notes = []
     for path in sorted(Path(figures).glob(f"{pattern}.json")):
         if measured := json.loads(path.read_text()).get("measured"):
             repeats, note = measured["repeats"], measured.get("note")
             times = "1 repeat" if repeats == 1 else f"{repeats} repeats"
             where = f"Measured on {measured['machine']}, {measured['date']}, {times}"
-            said.append(where + (f" ({note})." if note else "."))
-    said = list(dict.fromkeys(said))
-    if said and (Path(figures) / "here").is_dir():
-        said.append(
+            notes.append(where + (f" ({note})." if note else "."))
+    notes = list(dict.fromkeys(notes))
+    if notes and (Path(figures) / "here").is_dir():
+        notes.append(
             "What the machine at hand measures goes to [a page of its own](here/index.html)."
         )
-    return said
+    return notes
 
 
 def section(path, figures=COMMITTED):
@@ -108,8 +108,8 @@ def section(path, figures=COMMITTED):
     tables = sorted(Path(figures).glob(f"{pattern}.md"))
     for table in sorted(tables, key=lambda table: "_reading" in table.stem):  # readings come last
         parts.append(f'<div class="wide">{markdown2html(table.read_text())}</div>')
-    if said := record(figures, pattern):
-        read = [" ".join(said)]  # the reading is among the files
+    if notes := record(figures, pattern):
+        read = [" ".join(notes)]  # the reading is among the files
     return title, "\n".join(parts + [markdown2html(plain(text)) for text in read[-1:]])
 
 

@@ -209,8 +209,8 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
             for j, name in enumerate(patterns):
                 if j % beside == 0:
                     last = turn(run_full, block)
-                alone = lambda i: run_early(name, [batch_of(ids[i : i + 1])], [exits[name][i]])
-                full[name][r, block], early[name][r, block] = last, turn(alone, block)
+                one = lambda i: run_early(name, [batch_of(ids[i : i + 1])], [exits[name][i]])
+                full[name][r, block], early[name][r, block] = last, turn(one, block)
     return {name: Replay(full[name], early[name], np.mean(patterns[name]) / l) for name in patterns}
 
 

@@ -40,7 +40,7 @@ from cats.runtime.inputs import (
     rows_together,
     windows,
 )
-from cats.runtime.loop import Flight, Loop, starting
+from cats.runtime.loop import Cohort, Loop, starting
 from cats.runtime.scorer import Exit, Scorer
 from cats.stats import calibrators
 from cats.stats.measures import MEASURES
@@ -392,18 +392,18 @@ class CAT:
         batch_size  a CAT needs no more memory than F with batches of this size; "auto" takes what
                     suits length and device
         """
-        measure, bars = self._bars(epsilon, method, measure, exit_layers, thresholds, options)
+        measure, thresholds = self._rule(epsilon, method, measure, exit_layers, thresholds, options)
         check_batch_size(batch_size)
         parts, n = [], 0
         for rows in windows(texts):
-            parts.append(self._answer(rows, bars, measure, batch_size, n))
+            parts.append(self._answer(rows, thresholds, measure, batch_size, n))
             n += len(rows)
-        parts = parts or [self._answer([], bars, measure, batch_size)]
+        parts = parts or [self._answer([], thresholds, measure, batch_size)]
         logits, exits, confidences = (np.concatenate(column) for column in zip(*parts))
         table = self.table
-        said = logits[:, 0] if table.regression else logits.argmax(axis=1)
+        predictions = logits[:, 0] if table.regression else logits.argmax(axis=1)
         p = logits if table.regression else torch.softmax(torch.from_numpy(logits), -1).numpy()
-        return Predictions.of(Arrays(said, exits, confidences, p), self.names)
+        return Predictions.of(Arrays(predictions, exits, confidences, p), self.names)
 
     def __call__(
         self,
@@ -438,7 +438,7 @@ class CAT:
                 f"a CAT cuts its inputs at {self.max_length} tokens, as it was calibrated:"
                 " truncation=False is not possible"
             )
-        measure, bars = self._bars(epsilon, method, measure, exit_layers, thresholds, options)
+        measure, thresholds = self._rule(epsilon, method, measure, exit_layers, thresholds, options)
         check_batch_size(batch_size)
         apply, classic = self._applied(function_to_apply), top_k == ""
         names = self.names or {int(i): n for i, n in self.backbone.model.config.id2label.items()}
@@ -455,7 +455,7 @@ class CAT:
         def answers(texts: Any) -> Iterator[Any]:
             n = 0
             for rows in windows(texts):
-                logits, exits, _ = self._answer(rows, bars, measure, batch_size, n)
+                logits, exits, _ = self._answer(rows, thresholds, measure, batch_size, n)
                 n += len(rows)
                 yield from map(form, logits, exits)
 
@@ -479,7 +479,7 @@ class CAT:
             raise ValueError(f"function_to_apply is {', '.join(known)} or None, not {function!r}")
         return known[function]
 
-    def _bars(
+    def _rule(
         self,
         epsilon: Any,
         method: Any,
@@ -553,7 +553,7 @@ class CAT:
             for batch in batches:
                 size = len(batch["input_ids"])
                 loop.begin(
-                    Flight(
+                    Cohort(
                         self.backbone.start(batch),
                         [*range(n, n + size)],
                         Scorer(self, measure, size),

@@ -187,9 +187,9 @@ def settings(folder: Path) -> dict[str, Any]:
         raise broken(folder, "it is no whole JSON")
     if saved.get("format") not in (FORMAT, *OLD_FORMATS):
         raise ValueError(f"{folder} holds {saved.get('format')!r}, expected {FORMAT!r}")
-    said = {name: value for name, value in saved.items() if name != "digest"}
+    hashed = {name: value for name, value in saved.items() if name != "digest"}
     new = saved["format"] == FORMAT
-    if new and saved.get("digest") != digest(said):
+    if new and saved.get("digest") != digest(hashed):
         raise broken(folder, "its settings are not those it was saved with")
     place, files = saved.get("tokenizer"), saved.get("files")
     if place not in PLACES or not isinstance(files, dict):

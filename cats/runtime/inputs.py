@@ -139,11 +139,13 @@ class Predictions(Arrays):
         confidence.
         """
         if self.names is None:
-            said: dict[str, Any] = {"prediction": self.predictions}
+            columns: dict[str, Any] = {"prediction": self.predictions}
         else:
             top = self.probabilities[np.arange(len(self.predictions)), self.predictions]
-            said = {"label": self.labels, "probability": top}
-        return pd.DataFrame(said | {"exit_layer": self.exit_layers, "confidence": self.confidences})
+            columns = {"label": self.labels, "probability": top}
+        return pd.DataFrame(
+            columns | {"exit_layer": self.exit_layers, "confidence": self.confidences}
+        )
 
     def __repr__(self) -> str:
         n = len(self.predictions)

@@ -13,7 +13,7 @@ from cats.runtime.scorer import Scorer
 
 
 @dataclass
-class Flight:
+class Cohort:
     """Rows on their way through the layers together."""
 
     state: State
@@ -31,9 +31,9 @@ class Loop:
     def __init__(self, cat, thresholds, decide):
         self.backbone, self.autocast, self.decide = cat.backbone, cat.autocast, decide
         self.reads = cat.heads.reads
-        bars = np.asarray(thresholds, dtype=float)
-        l, self.bars = self.backbone.n_layers, bars.tolist()
-        if bars.shape != (l - 1,) or [bar for bar in self.bars if bar != bar]:
+        given = np.asarray(thresholds, dtype=float)
+        l, self.thresholds = self.backbone.n_layers, given.tolist()
+        if given.shape != (l - 1,) or np.isnan(given).any():
             raise ValueError(
                 f"a CAT of {l} layers needs {l - 1} thresholds, none of them NaN, got"
                 f" {thresholds!r}"
@@ -41,15 +41,15 @@ class Loop:
         self.last = (
             l - 1
             if decide
-            else max((k for k in range(1, l) if self.bars[k - 1] < math.inf), default=0)
+            else max((k for k in range(1, l) if self.thresholds[k - 1] < math.inf), default=0)
         )  # nothing leaves early after it
-        self.flights, self.room = [], 0  # rows on their way, and the most that may run together
+        self.cohorts, self.room = [], 0  # rows on their way, and the most that may run together
         self.left = []  # (row, logits, layer, confidence) of those that have left
 
-    def begin(self, flight):
+    def begin(self, cohort):
         """Take in new rows, and go on until there is room for more."""
-        self.room = max(self.room, len(flight.rows))
-        self.flights.append(flight)
+        self.room = max(self.room, len(cohort.rows))
+        self.cohorts.append(cohort)
         self.go(few=self.room // 2, many=2 * self.room)
 
     def end(self):
@@ -57,86 +57,86 @@ class Loop:
         self.go(few=self.room, many=0)
 
     def go(self, few, many):
-        """Flights of more than a few rows go on. If there is none but many rows wait, the flight
+        """Cohorts of more than a few rows go on. If there is none but many rows wait, the cohort
         furthest behind goes on to the next, and so on.
         """
-        layer = lambda flight: flight.state.layer
-        while self.flights:
-            full = [flight for flight in self.flights if len(flight.rows) > few]
+        layer = lambda cohort: cohort.state.layer
+        while self.cohorts:
+            full = [cohort for cohort in self.cohorts if len(cohort.rows) > few]
             if full:
-                flight, rows = max(full, key=layer), few
-            elif sum(len(flight.rows) for flight in self.flights) > many:
-                flight, rows = min(self.flights, key=layer), 0
+                cohort, rows = max(full, key=layer), few
+            elif sum(len(cohort.rows) for cohort in self.cohorts) > many:
+                cohort, rows = min(self.cohorts, key=layer), 0
             else:
                 return
             self.advance(
-                flight,
+                cohort,
                 rows,
                 min(
-                    (layer(other) for other in self.flights if layer(other) > layer(flight)),
+                    (layer(other) for other in self.cohorts if layer(other) > layer(cohort)),
                     default=None,
                 ),
             )
-            if flight.rows:
-                flight.state = self.backbone.rest(flight.state)
-                for other in self.flights:
+            if cohort.rows:
+                cohort.state = self.backbone.compact(cohort.state)
+                for other in self.cohorts:
                     if (
-                        other is not flight
-                        and layer(other) == layer(flight)
-                        and len(other.rows) + len(flight.rows) <= self.room
+                        other is not cohort
+                        and layer(other) == layer(cohort)
+                        and len(other.rows) + len(cohort.rows) <= self.room
                     ):
-                        self.join(flight, other)
-            self.flights = [flight for flight in self.flights if flight.rows]
+                        self.join(cohort, other)
+            self.cohorts = [cohort for cohort in self.cohorts if cohort.rows]
 
-    def advance(self, flight, rows=0, layer=None):
+    def advance(self, cohort, rows=0, layer=None):
         """On through the layers until at most so many rows are left, or after `layer`."""
         backbone, l = self.backbone, self.backbone.n_layers
-        while len(flight.rows) > rows and flight.state.layer < (layer or l):
-            k = flight.state.layer + 1
-            flight.state = backbone.step(flight.state, k)
+        while len(cohort.rows) > rows and cohort.state.layer < (layer or l):
+            k = cohort.state.layer + 1
+            cohort.state = backbone.step(cohort.state, k)
             if k <= self.last and (
-                self.decide or flight.scorer.needs_all or self.bars[k - 1] < math.inf
+                self.decide or cohort.scorer.needs_all or self.thresholds[k - 1] < math.inf
             ):
-                self.leave(flight, k)
-        if flight.rows and flight.state.layer == l:
+                self.leave(cohort, k)
+        if cohort.rows and cohort.state.layer == l:
             self.left += [
                 (row, logits, l, 1.0)
-                for row, logits in zip(flight.rows, backbone.finish(flight.state).float().tolist())
+                for row, logits in zip(cohort.rows, backbone.finish(cohort.state).float().tolist())
             ]
-            flight.rows = []
+            cohort.rows = []
 
-    def leave(self, flight, k):
-        """The rows that exit at layer k leave the flight."""
-        x = self.backbone.read(flight.state, self.reads)
+    def leave(self, cohort, k):
+        """The rows that exit at layer k leave the cohort."""
+        x = self.backbone.read(cohort.state, self.reads)
         if x.is_cpu and x.dtype is torch.float32 and not self.autocast:
-            early, scores = flight.scorer(k, x)
+            answers, scores = cohort.scorer(k, x)
         else:  # F may run elsewhere and in lower precision, heads and scores do not
             with torch.autocast("cpu", enabled=False):
-                early, scores = flight.scorer(k, x.float().cpu())
-        bar = self.bars[k - 1]
+                answers, scores = cohort.scorer(k, x.float().cpu())
+        threshold = self.thresholds[k - 1]
         leaves = (
-            self.decide(k, scores, flight.rows)
+            self.decide(k, scores, cohort.rows)
             if self.decide
-            else [score > bar for score in scores]
+            else [score > threshold for score in scores]
         )
         if any(leaves):
             self.left += [
                 (row, logits, k, score)
-                for row, logits, score, left in zip(flight.rows, early, scores, leaves)
+                for row, logits, score, left in zip(cohort.rows, answers, scores, leaves)
                 if left
             ]
             stays = remaining(leaves)
-            flight.rows = [flight.rows[i] for i in stays]
+            cohort.rows = [cohort.rows[i] for i in stays]
             if stays:
-                flight.scorer.keep(stays)
-                flight.state = self.backbone.keep(flight.state, stays)
+                cohort.scorer.keep(stays)
+                cohort.state = self.backbone.keep(cohort.state, stays)
 
-    def join(self, flight, other):
-        """Take in the rows of another flight that has come as far."""
-        flight.scorer.join(other.scorer)
-        flight.state, flight.rows, other.rows = (
-            self.backbone.join(flight.state, other.state),
-            flight.rows + other.rows,
+    def join(self, cohort, other):
+        """Take in the rows of another cohort that has come as far."""
+        cohort.scorer.join(other.scorer)
+        cohort.state, cohort.rows, other.rows = (
+            self.backbone.join(cohort.state, other.state),
+            cohort.rows + other.rows,
             [],
         )
 

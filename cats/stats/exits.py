@@ -138,8 +138,8 @@ def worst_score(
     Where `consistent` has a column for the last layer, V = +inf for inputs on which that is wrong:
     no threshold makes them agree.
     """
-    early = consistent[:, : scores.shape[1]]
-    wrong = ~early & records(scores, margin) if only_records else ~early
+    before_last = consistent[:, : scores.shape[1]]
+    wrong = ~before_last & records(scores, margin) if only_records else ~before_last
     worst = np.where(wrong, scores, -np.inf).max(axis=1)
     if consistent.shape[1] > scores.shape[1]:
         worst[~consistent[:, -1]] = np.inf

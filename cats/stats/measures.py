@@ -127,8 +127,8 @@ def streak(logits: Floats, early: int, tau: float) -> Floats:
     if logits.shape[2] == 1:
         same = np.abs(np.diff(logits[..., 0], axis=1)) <= tau  # (n, k-1)
     else:
-        said = logits.argmax(axis=-1)
-        same = said[:, 1:] == said[:, :-1]
+        predicted = logits.argmax(axis=-1)
+        same = predicted[:, 1:] == predicted[:, :-1]
     return np.cumprod(same[:, ::-1], axis=1).sum(axis=1) / early
 
 

@@ -52,8 +52,8 @@ def worst_loss(scores: Floats, losses: Floats, t: float, margin: float = 0.0) ->
 
 
 def _above(scores: Floats, losses: Floats, where: Bools, t: float) -> Floats:
-    early = losses[:, : scores.shape[1]]
-    worst = np.where(where & (scores > t), early, 0.0).max(axis=1)
+    before_last = losses[:, : scores.shape[1]]
+    worst = np.where(where & (scores > t), before_last, 0.0).max(axis=1)
     return np.maximum(worst, losses[:, -1]) if losses.shape[1] > scores.shape[1] else worst
 
 

@@ -98,15 +98,15 @@ class Synthetic:
         other = (
             full[:, None] + rng.integers(1, self.classes, size=(n, self.layers))
         ) % self.classes
-        said = np.where(
+        predictions = np.where(
             np.column_stack([consistent, np.ones(n, bool)]), full[:, None], other
         )  # (n, l)
         sure = np.column_stack([ndtri(scores), rng.normal(1.5, 1, n)]) + rng.normal(
             size=(n, self.layers)
         )
         logits = rng.normal(0, 0.1, (n, self.layers, self.classes))
-        rows, columns = np.indices(said.shape)
-        logits[rows, columns, said] = logits.max(axis=-1) + 0.2 + np.logaddexp(0, sure)
+        rows, columns = np.indices(predictions.shape)
+        logits[rows, columns, predictions] = logits.max(axis=-1) + 0.2 + np.logaddexp(0, sure)
         right = rng.random(n) < self.p_right[hard]
         labels = np.where(
             right, full, (full + rng.integers(1, self.classes, size=n)) % self.classes

@@ -709,8 +709,8 @@ def naive_bound(
     for trial in range(trials):
         cal = CalibrationSet(*lottery(n, layers, risk, rng))
         thresholds, bounds = method(cal, [exact(epsilon)], delta, seed=trial)
-        early = first_above(cal.scores[:1], thresholds[0])[0] < layers
-        missed += int(bounds[0] > (1 - risk if early else 1))
+        leaves = first_above(cal.scores[:1], thresholds[0])[0] < layers
+        missed += int(bounds[0] > (1 - risk if leaves else 1))
     simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, δ={delta}, its own bound"
     return count_check(
         "naive: P(bound > truth) ≤ δ", simulated, missed, trials, delta, alarm, side="high"

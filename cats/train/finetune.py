@@ -32,7 +32,7 @@ def tokenizer_of(model):
     return load_tokenizer(model)
 
 
-def fresh_model(model, task):
+def new_model(model, task):
     """A model to fine-tune: pretrained encoder with a new classifier, or for `demo` and
     `demo-shared` an untrained one.
     """
@@ -70,19 +70,15 @@ class Standardise(nn.Module):
         return (x - self.mean) / self.std
 
 
-def standardise_classifier(model, tokenizer, rows):
-    """Put a Standardise before a linear classifier, fitted on what it reads for some rows.
-
-    MobileBERT's [CLS] reaches 100: a linear layer on it learns nothing at a rate that suits the
-    encoder.
-    """
+def standardise_classifier(model, tokenizer, rows, extra_padding=0):
+    """Put a Standardise before a linear classifier, fitted on what it reads for some rows."""
     seen, linear = [], model.classifier
     if not isinstance(linear, nn.Linear):
         return
     hook = linear.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     with torch.no_grad():
         for i in range(0, len(rows), 32):
-            model.eval()(**collate(tokenizer, rows[i : i + 32], extra_padding=1))
+            model.eval()(**collate(tokenizer, rows[i : i + 32], extra_padding))
     hook.remove()
     x = torch.cat(seen)
     model.classifier = nn.Sequential(Standardise(x.mean(0), x.std(0).clamp_min(1e-3)), linear)
@@ -181,8 +177,8 @@ def fine_tune(
                  scratch
     batch_size   rows in a step, of all processes together: a recipe means the same on any number of
                  them
-    standardise  put the classifier's input on unit scale (folded away at the end); by default for
-                 MobileBERT alone
+    standardise  put the classifier's input on unit scale (folded away at the end); by default
+                 where the family needs it
     zero         start a linear classifier at zero
     arguments    further TrainingArguments
     A run that was interrupted goes on from its last checkpoint in folder/checkpoints.
@@ -200,14 +196,14 @@ def fine_tune(
             " give a multiple as batch_size"
         )
     set_seed(seed)
-    tokenizer, network = tokenizer_of(model), fresh_model(model, task)
+    tokenizer, network = tokenizer_of(model), new_model(model, task)
     backbone = Backbone(network)
     if zero:
         zero_classifier(network)
     max_length = min(max_length or task.max_length, backbone.max_tokens)
     rows = tokenise(tokenizer, data["train"], task.columns, max_length)
-    if standardise if standardise is not None else backbone.family == "mobilebert":
-        standardise_classifier(network, tokenizer, rows[:256])
+    if backbone.encoder.standardise if standardise is None else standardise:
+        standardise_classifier(network, tokenizer, rows[:256], backbone.extra_padding)
     targets = [float(y) if task.regression else int(y) for y in data["train"]["label"][:]]
     examples = [row | {"labels": y} for row, y in zip(rows, targets)]
 

@@ -100,8 +100,8 @@ def find_recipe(recipe: str | Recipe, **changes) -> Recipe:
         raise TypeError(f"a recipe has {known}, not {', '.join(unknown)}")
     changes = {name: value for name, value in changes.items() if value != getattr(recipe, name)}
     if changes and "name" not in changes:
-        said = " ".join(f"{name}={value}" for name, value in sorted(changes.items()))
-        changes["name"] = f"{recipe.name} {said}"
+        listed = " ".join(f"{name}={value}" for name, value in sorted(changes.items()))
+        changes["name"] = f"{recipe.name} {listed}"
     return replace(recipe, **changes)
 
 
@@ -308,11 +308,11 @@ def early_table(heads: Heads, states: States, labels=None) -> ScoreTable:
     return ScoreTable(logits.numpy(), np.zeros((len(states), heads.early)), labels)
 
 
-def consistent(early: Tensor, full: Tensor, tau: float) -> Tensor:
+def consistent(logits: Tensor, full: Tensor, tau: float) -> Tensor:
     """F_k(x) = F(x), for logits (rows, l-1, C) against (rows, C); for regression within tau."""
     if full.shape[1] == 1:
-        return (early[..., 0] - full).abs() <= tau
-    return early.argmax(-1) == full.argmax(-1, keepdim=True)
+        return (logits[..., 0] - full).abs() <= tau
+    return logits.argmax(-1) == full.argmax(-1, keepdim=True)
 
 
 def fit_meta(

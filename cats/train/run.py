@@ -338,12 +338,12 @@ def table_of(
     """A ScoreTable from extracted states, in the order of the data."""
     check_pair(heads, metas, module_digest(heads))
     logits = torch.empty(len(states), heads.early + 1, heads.n_outputs)
-    meta = torch.empty(len(states), heads.early)
+    scores = torch.empty(len(states), heads.early)
     for i in range(states.n_chunks):
         rows = torch.from_numpy(states.rows(i))
-        logits[rows, :-1], meta[rows] = score(heads, metas, read_chunk(states, i, heads.reads))
+        logits[rows, :-1], scores[rows] = score(heads, metas, read_chunk(states, i, heads.reads))
         logits[rows, -1] = states.read(i, "logits")[0]
-    return ScoreTable(logits.numpy(), meta.numpy(), labels, about, tau)
+    return ScoreTable(logits.numpy(), scores.numpy(), labels, about, tau)
 
 
 def _says(record: Path, settings: dict) -> bool:

@@ -4,12 +4,13 @@ weights far from default.
 
 import pytest
 import torch
-from builders import BOTH, CASES, LENGTHS, SMALL, TOKENS, build, make_batch
+from builders import CASES, LENGTHS, SMALL, TOKENS, build, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from cats.model.backbone import FAMILIES, Backbone, Roberta
+from cats.model.backbone import Backbone
+from cats.model.families import FAMILIES
 
 TOLERANCE = 1e-5
 SEEN = 1e-3  # what a planted mistake must change at least
@@ -118,7 +119,7 @@ def test_one_row_without_mask_or_types(case):
 @each_case
 def test_a_row_does_not_depend_on_its_batch(case):
     """So exits decided in a batch are those of the row alone. MobileBERT needs a column of padding
-    for that: see `Bert`.
+    for that: see `MobileBert`.
     """
     backbone = build(case)
     batch = make_batch(backbone)
@@ -293,9 +294,9 @@ def test_any_exits(case, data):
 @each_case
 def test_a_forgotten_mask_is_seen(case, monkeypatch):
     backbone = build(case)
-    batch, context = make_batch(backbone), backbone.glue.context
+    batch, context = make_batch(backbone), backbone.encoder.context
     monkeypatch.setattr(
-        backbone.glue,
+        backbone.encoder,
         "context",
         lambda hidden, mask, padded: context(hidden, torch.ones_like(mask), padded),
     )
@@ -427,13 +428,19 @@ def test_from_pretrained(tmp_path):
         Backbone.from_pretrained(tmp_path / "nowhere")
 
 
-def test_the_recipe_for_a_new_family(monkeypatch):
-    """The one line that the module's docstring promises."""
-    monkeypatch.setitem(FAMILIES, "camembert", Roberta)
-    monkeypatch.setitem(CASES, "camembert", ("camembert", BOTH, SMALL | dict(type_vocab_size=1)))
-    backbone = build("camembert")
-    batch = make_batch(backbone)
+# ------------------------------------------------------------------------------------------------
+# families
+
+
+@each_case
+def test_the_longest_text_fits(case):
+    backbone = build(case)
+    tokens = backbone.max_tokens
+    batch = make_batch(backbone, [tokens, 3], tokens + backbone.extra_padding)
     assert gap(run(backbone, batch), reference(backbone, batch).logits) < TOLERANCE
+    if case in ("bert", "distilbert", "mobilebert", "mpnet", "roberta", "xlm-roberta"):
+        with pytest.raises((IndexError, RuntimeError)):
+            run(backbone, make_batch(backbone, [tokens + 1], tokens + backbone.extra_padding + 1))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

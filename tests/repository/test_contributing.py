@@ -6,10 +6,13 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import tiny
+import torch
 
 import cats
+from cats.model.families import FAMILIES
 from cats.paper import style
-from cats.train import tasks
+from cats.train import demo, tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def added():
     """What the blocks of Python add, by registry; gone afterwards."""
-    registries = (cats.METHODS, cats.MEASURES, tasks.TASKS)
+    registries = (cats.METHODS, cats.MEASURES, FAMILIES, tasks.TASKS)
     before = [dict(registry) for registry in registries]
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.S)
     for block in blocks:
@@ -29,7 +32,7 @@ def added():
 
 
 def test_the_recipes_work_as_written(added):
-    assert added == [{"cautious"}, {"margin"}, {"spam"}]
+    assert added == [{"cautious"}, {"margin"}, {"camembert", "megatron-bert"}, {"spam"}]
     table = cats.Synthetic(layers=4).table(400)
     frame = cats.evaluate(table, ["shared", "cautious"], ["meta", "margin"], [0.1, 0.2], trials=3)
     layers = frame.groupby(["measure", "method"])["layers"].mean().unstack()
@@ -39,3 +42,22 @@ def test_the_recipes_work_as_written(added):
     assert {"cautious", "margin"} <= set(legend)
     plt.close(figure)
     assert tasks.find("spam").labels == ("ham", "spam")
+
+
+@pytest.mark.parametrize("model_type", ["camembert", "megatron-bert"])
+@pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
+def test_an_added_family_runs_in_a_cat_on_long_text(added, model_type):
+    model = tiny.model(model_type=model_type)
+    tuning, calibration, test = ([20 * text for text in part] for part in tiny.texts().values())
+    options = {"tokenizer": demo.tokenizer(), "max_length": 10**6}
+    cat = cats.CAT.fit(model, tuning, calibration, **options, **tiny.QUICK)
+    texts = test[:5]
+    whole = cat.predict(texts, epsilon=0.001)  # too small for so few inputs: all layers run
+    assert (whole.exit_layers == 3).all()
+    tokens = cat.tokenizer(
+        texts, truncation=True, max_length=cat.max_length, padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        expected = model(**tokens).logits.softmax(-1)
+    np.testing.assert_allclose(whole.probabilities, expected, atol=1e-5)
+    assert (cat.predict(texts, epsilon=0.5).exit_layers < 3).any()

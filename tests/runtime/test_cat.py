@@ -23,7 +23,7 @@ from cats.runtime.scorer import Scorer, top_two
 from cats.stats.exits import worst_score
 from cats.stats.table import ScoreTable
 from cats.train import tasks
-from cats.train.finetune import fresh_model, tokenizer_of
+from cats.train.finetune import new_model, tokenizer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
 ROWS = 33
@@ -226,7 +226,7 @@ def demo():
     torch.manual_seed(0)
     task = tasks.find("sentiment")
     data = tasks.load(task, limit={"train": 200, "validation": 100, "test": 60})
-    backbone, tokenizer = Backbone(fresh_model("demo", task)), tokenizer_of("demo")
+    backbone, tokenizer = Backbone(new_model("demo", task)), tokenizer_of("demo")
     texts = {split: part["text"][:] for split, part in data.items()}
     cat = CAT.fit(
         backbone,
@@ -425,7 +425,7 @@ def test_pairs_and_regression():
     texts = {
         split: list(zip(part["sentence1"][:], part["sentence2"][:])) for split, part in data.items()
     }
-    backbone, tokenizer = Backbone(fresh_model("demo-shared", task)), tokenizer_of("demo")
+    backbone, tokenizer = Backbone(new_model("demo-shared", task)), tokenizer_of("demo")
     cat = CAT.fit(
         backbone,
         texts["train"],
@@ -507,7 +507,7 @@ def test_a_changed_file_is_refused(saved, tmp_path):
 def test_another_backbone_is_refused(saved, tmp_path):
     folder = changed(saved, tmp_path)
     torch.manual_seed(5)
-    fresh_model("demo", tasks.find("sentiment")).save_pretrained(folder / "backbone")
+    new_model("demo", tasks.find("sentiment")).save_pretrained(folder / "backbone")
     with pytest.raises(ValueError, match="not the one this CAT was made for"):
         CAT.from_pretrained(folder)
 

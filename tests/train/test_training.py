@@ -32,9 +32,9 @@ from cats.train import tasks
 from cats.train.finetune import (
     fine_tune,
     fold_classifier,
-    fresh_model,
     last_checkpoint,
     load_fine_tuned,
+    new_model,
     standardise_classifier,
     tokenizer_of,
     warn_if_diverged,
@@ -66,7 +66,7 @@ def setting():
     torch.manual_seed(0)
     task = tasks.find("sentiment")
     data = tasks.load(task, limit=SIZES)
-    return Backbone(fresh_model("demo", task)), tokenizer_of("demo"), data["validation"], task
+    return Backbone(new_model("demo", task)), tokenizer_of("demo"), data["validation"], task
 
 
 def write_states(folder, n=50, layers=4, d=6, classes=3, chunk=16, seed=0):
@@ -464,7 +464,7 @@ def test_states_of_another_model_or_other_data_are_not_taken(setting, tmp_path):
     backbone, tokenizer, data, task = setting
     extract(backbone, tokenizer, data, task.columns, tmp_path / "s", max_length=48)
     torch.manual_seed(9)
-    other = Backbone(fresh_model("demo", task))
+    other = Backbone(new_model("demo", task))
     with pytest.raises(ValueError, match="another model"):
         States(tmp_path / "s", other)
     again = extract(other, tokenizer, data, task.columns, tmp_path / "s", max_length=48)
@@ -561,8 +561,8 @@ def test_standardised_classifier_folds_to_the_same_function():
     ).eval()
     tokenizer = tokenizer_of("demo")
     rows = tokenise(tokenizer, tasks.load("sentiment", limit=SIZES)["test"], ("text",), 40)
-    standardise_classifier(model, tokenizer, rows)
-    batch = collate(tokenizer, rows[:8])
+    standardise_classifier(model, tokenizer, rows, extra_padding=1)
+    batch = collate(tokenizer, rows[:8], extra_padding=1)
     with torch.no_grad():
         before = model(**batch).logits
         fold_classifier(model)
@@ -571,7 +571,7 @@ def test_standardised_classifier_folds_to_the_same_function():
 
 
 def test_a_checkpoint_with_another_number_of_labels_is_refused(tmp_path):
-    model = fresh_model("demo", tasks.find("topics"))
+    model = new_model("demo", tasks.find("topics"))
     model.save_pretrained(tmp_path)
     tokenizer_of("demo").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="fine-tuned for 4 outputs, sentiment has 2"):
