@@ -2,11 +2,12 @@
 al., EMNLP 2021).
 """
 
+from cats.runtime.cascade import Cascade
 from cats.stats.calibrators import METHODS, calibrate, calibrator
 from cats.stats.exits import agreement, exit_layers
 from cats.stats.groups import by_group, calibrate_groups, group_exits
 from cats.stats.measures import MEASURES, measure
-from cats.stats.monitor import Monitor
+from cats.stats.monitor import Monitor, PromiseWarning
 from cats.stats.quantiles import (
     CalibrationWarning,
     calibration_size,
@@ -35,8 +36,10 @@ __all__ = [
     "CAT",
     "METHODS",
     "MEASURES",
+    "Cascade",
     "CalibrationWarning",
     "Monitor",
+    "PromiseWarning",
     "ScoreTable",
     "Synthetic",
     "agreement",

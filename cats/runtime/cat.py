@@ -3,6 +3,7 @@
     cat = CAT.fit("path/to/fine-tuned-model", tuning_texts, calibration_texts)  # unlabelled text
     out = cat.predict(texts, epsilon=0.05)  # ε is chosen here
     out.labels, out.exit_layers, out.confidences
+    cat.predict(texts, monitor=Monitor(0.05, path="monitor.json"))  # is the promise kept?
     cat("one text")  # as transformers' text-classification pipelines answer
     cat.save_pretrained("my-cat")
     CAT.from_pretrained("my-cat", device="cuda")
@@ -29,6 +30,7 @@ from cats._io import module_digest, versions, warn
 from cats.model.backbone import Backbone
 from cats.model.exits import Heads, Meta, check_pair
 from cats.runtime import folder as kept
+from cats.runtime.audit import Audit
 from cats.runtime.card import card
 from cats.runtime.inputs import (
     Arrays,
@@ -44,6 +46,8 @@ from cats.runtime.loop import Cohort, Loop, starting
 from cats.runtime.scorer import Exit, Scorer
 from cats.stats import calibrators
 from cats.stats.measures import MEASURES
+from cats.stats.monitor import Monitor
+from cats.stats.quantiles import SMALLEST
 from cats.stats.table import TAU, ScoreTable
 from cats.stats.trials import savings
 from cats.train import tasks
@@ -372,13 +376,14 @@ class CAT:
     def predict(
         self,
         texts: Iterable[Any],
-        epsilon: float = 0.05,
+        epsilon: float | None = None,
         batch_size: int | str = 32,
         *,
         method: str = "first_exit",
         measure: str | None = None,
         exit_layers: Iterable[int] | None = None,
         thresholds: Sequence[float] | np.ndarray | None = None,
+        monitor: Monitor | None = None,
         **options: Any,
     ) -> Predictions:
         """Predictions that agree with F as often as the method promises; see cats.calibrate for
@@ -388,17 +393,29 @@ class CAT:
                     "text_pair": a list, an array, a column of a data set or frame, or a generator,
                     which is read a little at a time. They are batched by length; the results come
                     back in their order
+        epsilon     the tolerated rate of G != F: 0.05 unless given, or what the monitor watches
+        method      `first_exit`, the fewest layers for a promise on average over calibration sets;
+                    it leaves no input later than `shared`, the paper's, which is the default of
+                    cats.calibrate and also promises given an inconsistent layer
         thresholds  (l-1,) to use these instead of calibrated ones; all `inf` runs F itself
         batch_size  a CAT needs no more memory than F with batches of this size; "auto" takes what
                     suits length and device
+        monitor     a cats.Monitor, which audits some of the inputs: they go on to F after their
+                    exit, when all answers are there, and it warns if the promise is broken. In
+                    adaptive mode it also says ε, anew every so many inputs
         """
-        measure, thresholds = self._rule(epsilon, method, measure, exit_layers, thresholds, options)
+        asked = epsilon, method, measure, exit_layers, thresholds, options
+        rule = self._rule(monitor, *asked)
         check_batch_size(batch_size)
         parts, n = [], 0
-        for rows in windows(texts):
-            parts.append(self._answer(rows, thresholds, measure, batch_size, n))
+        for rows in windows(texts, cut=steers(monitor)):
+            rule = self._rule(monitor, *asked) if steers(monitor) else rule
+            found, audit = self._answer(rows, *rule, batch_size, n, monitor)
+            parts.append(found)
             n += len(rows)
-        parts = parts or [self._answer([], thresholds, measure, batch_size)]
+            if audit:
+                audit.finish(monitor)
+        parts = parts or [self._answer([], *rule, batch_size)[0]]
         logits, exits, confidences = (np.concatenate(column) for column in zip(*parts))
         table = self.table
         predictions = logits[:, 0] if table.regression else logits.argmax(axis=1)
@@ -414,11 +431,12 @@ class CAT:
         batch_size: int | str = "auto",
         truncation: bool = True,
         padding: bool | str = True,
-        epsilon: float = 0.05,
+        epsilon: float | None = None,
         method: str = "first_exit",
         measure: str | None = None,
         exit_layers: Iterable[int] | None = None,
         thresholds: Sequence[float] | np.ndarray | None = None,
+        monitor: Monitor | None = None,
         **options: Any,
     ) -> Any:
         """Answers in the form of transformers' text-classification pipelines, with `exit_layer`.
@@ -438,7 +456,8 @@ class CAT:
                 f"a CAT cuts its inputs at {self.max_length} tokens, as it was calibrated:"
                 " truncation=False is not possible"
             )
-        measure, thresholds = self._rule(epsilon, method, measure, exit_layers, thresholds, options)
+        asked = epsilon, method, measure, exit_layers, thresholds, options
+        first = self._rule(monitor, *asked)
         check_batch_size(batch_size)
         apply, classic = self._applied(function_to_apply), top_k == ""
         names = self.names or {int(i): n for i, n in self.backbone.model.config.id2label.items()}
@@ -454,10 +473,13 @@ class CAT:
 
         def answers(texts: Any) -> Iterator[Any]:
             n = 0
-            for rows in windows(texts):
-                logits, exits, _ = self._answer(rows, thresholds, measure, batch_size, n)
+            for rows in windows(texts, cut=steers(monitor)):
+                rule = self._rule(monitor, *asked) if steers(monitor) else first
+                (logits, exits, _), audit = self._answer(rows, *rule, batch_size, n, monitor)
                 n += len(rows)
                 yield from map(form, logits, exits)
+                if audit:  # answers first: whoever stops reading here leaves these audits out
+                    audit.finish(monitor)
 
         if isinstance(inputs, str | Mapping):
             (answer,) = answers([row_of(inputs, 0)])
@@ -481,30 +503,43 @@ class CAT:
 
     def _rule(
         self,
+        monitor: Monitor | None,
         epsilon: Any,
         method: Any,
         measure: Any,
         exit_layers: Any,
         thresholds: Any,
         options: Any,
-    ) -> tuple[str, Any]:
-        """The measure and the thresholds that a call asks for."""
+    ) -> tuple[Any, str]:
+        """The thresholds and the measure that a call asks for."""
         measure = check_measure(measure or self.measure)
         if thresholds is None:
+            if steers(monitor) and epsilon is not None:
+                raise TypeError("this monitor says which ε to run with: leave epsilon out")
+            if epsilon is None:
+                epsilon = monitor.level if monitor else EPSILON
+            if steers(monitor) and not SMALLEST <= epsilon < 1:  # all layers, or the first alone
+                return np.full(self.backbone.n_layers - 1, -np.inf if epsilon else np.inf), measure
             found = self.thresholds(epsilon, method, measure, exit_layers, **options)
-            return measure, found + self.margin(measure, method)
+            return found + self.margin(measure, method), measure
         if options or exit_layers is not None:
             raise TypeError(
                 "thresholds are given, so nothing is calibrated:"
                 f" {', '.join([*options] or ['exit_layers'])} would have no effect"
             )
-        return measure, thresholds
+        return thresholds, measure
 
     def _answer(
-        self, rows: list[Row], thresholds: Any, measure: str, batch_size: int | str, first: int = 0
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self,
+        rows: list[Row],
+        thresholds: Any,
+        measure: str,
+        batch_size: int | str,
+        first: int = 0,
+        monitor: Monitor | None = None,
+    ) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], Audit | None]:
         """Logits (n, C), exit layers and confidences of some inputs, in their order; `first` is the
-        number of the first of them.
+        number of the first of them. And the audit of those that the monitor's coin chose.
         """
         if rows and self.texts not in (None, len(rows[0])):
             raise TypeError(
@@ -523,7 +558,10 @@ class CAT:
             for part in parts
         )
         back = np.argsort(order)
-        found = tuple(column[back] for column in self.run(batches, thresholds, measure))
+        chosen = back[monitor.coin(len(rows))] if monitor else back[:0]  # before anything runs
+        audit = Audit(self, chosen.tolist(), measure) if len(chosen) else None
+        ran = self.run(batches, thresholds, measure, audit=audit)
+        found = tuple(column[back] for column in ran)
         lost = np.flatnonzero(~np.isfinite(found[0]).all(axis=1))
         if len(lost):
             raise ValueError(
@@ -531,10 +569,10 @@ class CAT:
                 f" {first + lost[0]}, {' | '.join(rows[lost[0]])[:60]!r}: check F's weights and"
                 " precision, or leave such inputs out"
             )
-        return found
+        return found, audit
 
     @torch.inference_mode()
-    def run(self, batches, thresholds, measure="meta", decide=None):
+    def run(self, batches, thresholds, measure="meta", decide=None, audit=None):
         """Tokenised batches through the layers, rows leaving as they exit: logits (rows, C), exit
         layers, confidences.
 
@@ -545,9 +583,10 @@ class CAT:
 
         decide  overrides the rule, as decide(k, scores of the rows left, their numbers), two lists,
                 to a list of who leaves: to replay known exits
+        audit   takes note of some rows, which may then go on: see cats.runtime.audit
         """
         self.backbone.ready()
-        loop = Loop(self, thresholds, decide)
+        loop = Loop(self, thresholds, decide, audit)
         n = 0
         with mixed(self.autocast, self.backbone):
             for batch in batches:
@@ -562,6 +601,36 @@ class CAT:
                 n += size
             loop.end()
         return loop.results()
+
+    @torch.inference_mode()
+    def proceed(self, loop: Loop) -> None:
+        """Run what waits in a loop to its end."""
+        with mixed(self.autocast, self.backbone):
+            loop.end()
+
+    def recalibrated(self, monitor: Monitor, last: int | None = None) -> "CAT":
+        """A CAT with the same F, heads and meta classifiers, calibrated on the (last) inputs that a
+        monitor has audited, for the measure it watched.
+
+        Its promise is for inputs like these; watch it with a new monitor.
+        """
+        table = monitor.table(last)
+        if table.logits.shape[1:] != self.table.logits.shape[1:]:
+            raise ValueError("these audits are of another model: their layers or classes differ")
+        return CAT(
+            self.backbone,
+            self.tokenizer,
+            self.heads,
+            self.meta,
+            table,
+            max_length=self.max_length,
+            measure=monitor.measure,
+            autocast=self.autocast,
+            texts=self.texts,
+            margins=self.margins,
+            choosing=self.choosing,
+            about=self.about | {"calibration": len(table), "recalibrated": True},
+        )
 
     # --- keeping it ---
 
@@ -647,8 +716,14 @@ class CAT:
         return card(self)
 
 
+EPSILON = 0.05  # where none is given
 MEASURED = 32  # calibration inputs on which margins are measured
 SPARE = 4.0  # times the largest difference seen
+
+
+def steers(monitor: Monitor | None) -> bool:
+    """Whether a monitor says which ε to run with, as inputs come."""
+    return monitor is not None and monitor.step > 0
 
 
 def kept_apart(data: Any, seed: int) -> dict[str, Any]:

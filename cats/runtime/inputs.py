@@ -73,10 +73,12 @@ def rows_of(texts: Any) -> list[Row]:
     return list(iterate(texts))
 
 
-def windows(texts: Any, size: int = WINDOW) -> Iterator[list[Row]]:
-    """The inputs of a stream a few at a time; of what is in memory already all at once."""
+def windows(texts: Any, size: int = WINDOW, *, cut: bool = False) -> Iterator[list[Row]]:
+    """The inputs of a stream a few at a time; of what is in memory already all at once, but for
+    `cut`.
+    """
     rows = iterate(texts)
-    if not isinstance(texts, Iterator):
+    if not (cut or isinstance(texts, Iterator)):
         yield list(rows)
         return
     while window := list(islice(rows, size)):

@@ -28,8 +28,9 @@ class Loop:
     are as quick then.
     """
 
-    def __init__(self, cat, thresholds, decide):
+    def __init__(self, cat, thresholds, decide, audit=None):
         self.backbone, self.autocast, self.decide = cat.backbone, cat.autocast, decide
+        self.audit = audit  # of some rows: it asks for the scores of all layers
         self.reads = cat.heads.reads
         given = np.asarray(thresholds, dtype=float)
         l, self.thresholds = self.backbone.n_layers, given.tolist()
@@ -40,7 +41,7 @@ class Loop:
             )
         self.last = (
             l - 1
-            if decide
+            if decide or audit
             else max((k for k in range(1, l) if self.thresholds[k - 1] < math.inf), default=0)
         )  # nothing leaves early after it
         self.cohorts, self.room = [], 0  # rows on their way, and the most that may run together
@@ -51,6 +52,12 @@ class Loop:
         self.room = max(self.room, len(cohort.rows))
         self.cohorts.append(cohort)
         self.go(few=self.room // 2, many=2 * self.room)
+
+    def wait(self, cohort, room):
+        """Take in rows that are in no hurry: they go on at the end, or when too many wait."""
+        self.room = max(self.room, room)
+        self.cohorts.append(cohort)
+        self.go(few=self.room, many=2 * self.room)
 
     def end(self):
         """Go on until all have left."""
@@ -95,14 +102,17 @@ class Loop:
             k = cohort.state.layer + 1
             cohort.state = backbone.step(cohort.state, k)
             if k <= self.last and (
-                self.decide or cohort.scorer.needs_all or self.thresholds[k - 1] < math.inf
+                self.decide
+                or self.audit
+                or cohort.scorer.needs_all
+                or self.thresholds[k - 1] < math.inf
             ):
                 self.leave(cohort, k)
         if cohort.rows and cohort.state.layer == l:
-            self.left += [
-                (row, logits, l, 1.0)
-                for row, logits in zip(cohort.rows, backbone.finish(cohort.state).float().tolist())
-            ]
+            answers = backbone.finish(cohort.state).float().tolist()
+            if self.audit:
+                self.audit.note(l, cohort.rows, answers)
+            self.left += [(row, logits, l, 1.0) for row, logits in zip(cohort.rows, answers)]
             cohort.rows = []
 
     def leave(self, cohort, k):
@@ -113,6 +123,8 @@ class Loop:
         else:  # F may run elsewhere and in lower precision, heads and scores do not
             with torch.autocast("cpu", enabled=False):
                 answers, scores = cohort.scorer(k, x.float().cpu())
+        if self.audit:
+            self.audit.note(k, cohort.rows, answers, scores)
         threshold = self.thresholds[k - 1]
         leaves = (
             self.decide(k, scores, cohort.rows)
@@ -120,6 +132,8 @@ class Loop:
             else [score > threshold for score in scores]
         )
         if any(leaves):
+            if self.audit:
+                self.audit.left(k, cohort, leaves, self.room)
             self.left += [
                 (row, logits, k, score)
                 for row, logits, score, left in zip(cohort.rows, answers, scores, leaves)

@@ -2,6 +2,7 @@
 of cats.model.exits, one layer at a time.
 """
 
+import copy
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -89,6 +90,12 @@ class Scorer:
         for name, value in self._remembered():
             setattr(self, name, value[rows])
         self.inputs = torch.from_numpy(self.x)
+
+    def copy(self, rows: list[int]) -> "Scorer":
+        """What is remembered of these rows, for itself."""
+        found = copy.copy(self)
+        found.keep(rows)
+        return found
 
     def join(self, other: "Scorer") -> None:
         """Take in the rows of another, which has come as far."""

@@ -9,20 +9,43 @@ E_t = Π (1 + λ·(e_i - epsilon))
 is a fair game or worse, and by Ville's inequality it ever reaches 1/delta with probability at most
 delta. E here is the mean of such games for several λ, each the best bet against one larger risk.
 It depends on the counts alone, so several workers' monitors merge by adding up.
+
+What is watched is the risk of the one threshold in use. A marginal promise (`first_exit`, `shared`)
+bounds its mean over calibration sets, and one in two such thresholds has a risk slightly above
+epsilon, which a long stream will show. A promise that a monitor can hold a threshold to is that of
+`pac`, `ltt` or `band`; or let the monitor's epsilon be a little larger than the one to run with.
 """
 
 import json
 import math
+from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cats._io import warn, writing
 from cats.stats.exits import agreement, check_scores
-from cats.stats.quantiles import Bools, Floats, Ints, Number, exact, probability
+from cats.stats.quantiles import (
+    Bools,
+    Floats,
+    Ints,
+    Number,
+    calibration_size,
+    exact,
+    probability,
+)
+from cats.stats.table import TAU, ScoreTable
 
 FORMAT = "cats.Monitor/1"
+NAMES = ("epsilon", "delta", "audit", "step", "seed", "keep")  # settings, in this order
+COUNTS = ("thrown", "audited", "errors", "layers", "peak", "running", "measure", "tau")
+
+
+class PromiseWarning(UserWarning):
+    """A monitor's alarm: G and F disagree more often than was promised."""
 
 
 class Monitor:
@@ -43,6 +66,9 @@ class Monitor:
              (Gibbs and Candès 2021), so that the rate of errors approaches epsilon even as inputs
              drift; 0 leaves it alone
     seed     of the coin
+    keep     audited rows that are kept to calibrate on again: the last ones
+    path     a file in which the state is kept after every update; a monitor whose file is there
+             goes on from it. Audited rows lie beside it, as a ScoreTable
     """
 
     def __init__(
@@ -52,6 +78,8 @@ class Monitor:
         audit: Number = 0.05,
         step: float = 0.0,
         seed: int = 0,
+        keep: int = 2000,
+        path: str | Path | None = None,
     ) -> None:
         self.epsilon = float(probability(epsilon, "epsilon"))
         self.delta = float(probability(delta, "delta"))
@@ -61,10 +89,16 @@ class Monitor:
         if not 0 <= step < math.inf:
             raise ValueError(f"step must be a finite number of at least 0, got {step!r}")
         self.step, self.seed, self.thrown = float(step), int(seed), 0
-        self.audited = self.errors = 0
+        self.keep, self.path = int(keep), None if path is None else Path(path)
+        self.audited = self.errors = self.layers = 0
+        self.measure: str | None = None  # of the tables watched, as is tau
+        self.tau = TAU
         self.peak = 1.0  # the largest E so far
         self.running = self.epsilon  # the epsilon of adaptive mode, unclipped
-        self.rows: list[tuple[Floats, Bools]] = []
+        # scores, consistency and logits of the last audited inputs, one by one
+        self.rows: deque[tuple[Floats, Bools, Floats | None]] = deque(maxlen=self.keep)
+        if self.path and self.path.exists():
+            self._go_on(self.path)
 
     # --- auditing
 
@@ -90,24 +124,59 @@ class Monitor:
         self.peak = max(self.peak, float(wealth.max()))
         self.audited, self.errors = int(after[-1]), self.errors + int(wrong.sum())
         self.running += self.step * (self.epsilon * len(wrong) - int(wrong.sum()))
+        if self.path:
+            self.save(self.path)
         return self.alarm
 
     def observe(self, scores: ArrayLike, consistent: ArrayLike, exits: ArrayLike) -> bool:
         """Take in audited inputs with all their layers, which also calibrate: see `calibration`."""
         scores, consistent = check_scores(scores, consistent)
-        self.rows.append((scores, consistent))
-        return self.update(~agreement(consistent, exits))
+        wrong = ~agreement(consistent, exits)
+        self.rows.extend((*row, None) for row in zip(scores, consistent))
+        return self.update(wrong)
 
-    def calibration(self) -> tuple[Floats, Bools]:
-        """Scores and consistency of all inputs observed: fresh data for `cats.calibrate`.
+    def watch(self, table: ScoreTable, exits: ArrayLike, measure: str = "meta") -> bool:
+        """Take in the ScoreTable of audited inputs that left at these layers by this measure; it is
+        kept, see `table`. Warns when an alarm is raised. Returns `alarm`.
+        """
+        if self.measure not in (None, measure):
+            raise ValueError(
+                f"this monitor has watched exits by {self.measure}, not by {measure}: one monitor"
+                " a promise"
+            )
+        scores, consistent = check_scores(table.scores(measure), table.consistent)
+        wrong = ~agreement(consistent, exits)
+        self.measure, self.tau = measure, table.tau
+        self.layers += int((table.n_layers - np.asarray(exits)).sum())
+        self.rows.extend(zip(scores, consistent, table.logits))
+        before = self.alarm
+        if self.update(wrong) and not before:
+            warn(self.report(), PromiseWarning)
+        return self.alarm
+
+    def calibration(self, last: int | None = None) -> tuple[Floats, Bools]:
+        """Scores and consistency of the (last) inputs observed: fresh data for `cats.calibrate`.
 
         A threshold taken from them is for inputs that come later; the audits so far have judged the
         old one, so start a new monitor with it.
         """
+        scores, consistent, _ = zip(*self._last(last))
+        return np.array(scores), np.array(consistent)
+
+    def table(self, last: int | None = None) -> ScoreTable:
+        """The ScoreTable of the (last) inputs watched."""
+        scores, _, logits = zip(*self._last(last))
+        if any(one is None for one in logits):
+            raise ValueError("these rows have no logits: `watch` keeps them, `observe` does not")
+        meta = np.array(scores, np.float32) if self.measure == "meta" else None
+        return ScoreTable(np.array(logits), meta, None, {"split": "audited"}, self.tau)
+
+    def _last(self, n: int | None) -> list[tuple[Floats, Bools, Floats | None]]:
         if not self.rows:
-            raise ValueError("no audited rows: `observe` keeps them, `update` does not")
-        scores, consistent = zip(*self.rows)
-        return np.concatenate(scores), np.concatenate(consistent)
+            raise ValueError("no audited rows: `watch` and `observe` keep them, `update` does not")
+        if n is not None and not 1 <= n <= len(self.rows):
+            raise ValueError(f"{len(self.rows)} audited rows are kept, not {n}")
+        return list(self.rows)[-(n or len(self.rows)) :]
 
     # --- the test
 
@@ -143,6 +212,30 @@ class Monitor:
         """
         return min(max(self.running, 0.0), 1.0)
 
+    def report(self) -> str:
+        """How it stands in a sentence or two, and after an alarm what to do."""
+        rate = f" ({self.errors / self.audited:.1%})" if self.audited else ""
+        seen = (
+            f"G ≠ F on {self.errors} of {self.audited} audited inputs{rate}; promised are at most"
+            f" {self.epsilon:.3g}. Evidence against the promise: at most {self.peak:.3g} so far, an"
+            f" alarm from {1 / self.delta:.3g} on"
+        )
+        if not self.alarm:
+            return f"{seen}: no alarm."
+        return (
+            f"{seen}: ALARM, a false one with probability at most {self.delta:.3g}. Inputs are"
+            " harder than those that calibrated. What to do: run F itself meanwhile"
+            " (thresholds=[inf, …]), watched by a new Monitor(…, audit=1), which costs nothing"
+            " where all layers run. When it has audited enough (to promise"
+            f" {self.epsilon:.3g} takes at least {calibration_size(self.epsilon)}, some hundred are"
+            " better) go on with cat.recalibrated(that monitor) and a monitor anew. The"
+            f" {len(self.rows)} rows kept here calibrate at once, but some may be from before the"
+            " shift."
+        )
+
+    def __repr__(self) -> str:
+        return f"Monitor: {self.report()}"
+
     # --- several workers, and files
 
     def merge(self, *others: "Monitor") -> "Monitor":
@@ -156,19 +249,24 @@ class Monitor:
             if (other.epsilon, other.delta) != (self.epsilon, self.delta):
                 raise ValueError("monitors with other epsilon or delta do not merge")
         every = (self, *others)
-        found = Monitor(self.epsilon, self.delta, self.audit, self.step, self.seed)
+        measures = {one.measure for one in every if one.measure}
+        if len(measures) > 1:
+            raise ValueError(f"monitors of exits by {' and '.join(sorted(measures))} do not merge")
+        found = Monitor(*(getattr(self, name) for name in NAMES))
+        found.measure, found.tau = next(iter(measures), None), self.tau
         found.thrown = max(one.thrown for one in every)
         found.audited = sum(one.audited for one in every)
         found.errors = sum(one.errors for one in every)
+        found.layers = sum(one.layers for one in every)
         found.running += sum(one.running - one.epsilon for one in every)
-        found.rows = [row for one in every for row in one.rows]
+        found.keep = sum(one.keep for one in every)
+        found.rows = deque((row for one in every for row in one.rows), maxlen=found.keep)
         found.peak = max(1.0, found.evidence)
         return found
 
     def to_json(self) -> str:
         """Settings and counts as text; the rows observed are not kept in it."""
-        names = ("epsilon", "delta", "audit", "step", "seed", "thrown", "audited", "errors")
-        state: dict[str, Any] = {name: getattr(self, name) for name in (*names, "peak", "running")}
+        state: dict[str, Any] = {name: getattr(self, name) for name in (*NAMES, *COUNTS)}
         return json.dumps({"format": FORMAT, **state}, sort_keys=True)
 
     @classmethod
@@ -177,10 +275,46 @@ class Monitor:
         state: Mapping[str, Any] = json.loads(text)
         if state.get("format") != FORMAT:
             raise ValueError(f"not a monitor: its format is {state.get('format')!r}")
-        found = cls(*(state[name] for name in ("epsilon", "delta", "audit", "step", "seed")))
-        for name in ("thrown", "audited", "errors", "peak", "running"):
+        found = cls(*(state[name] for name in NAMES))
+        for name in COUNTS:
             setattr(found, name, state[name])
         return found
+
+    def save(self, path: str | Path) -> Path:
+        """Write the state, and beside it the rows watched, each file whole or not at all."""
+        path = Path(path)
+        if self.rows and all(logits is not None for *_, logits in self.rows):
+            self.table().save(path.with_suffix(".safetensors"))
+        with writing(path) as aside:
+            aside.write_text(self.to_json(), encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Monitor":
+        """The monitor that `save` wrote; it does not write there itself."""
+        path = Path(path)
+        try:
+            found = cls.from_json(path.read_text(encoding="utf-8"))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{path} holds no whole monitor ({error})") from error
+        beside = path.with_suffix(".safetensors")
+        if found.measure is not None and beside.exists():
+            table = ScoreTable.load(beside)
+            found.rows.extend(zip(table.scores(found.measure), table.consistent, table.logits))
+        return found
+
+    def _go_on(self, path: Path) -> None:
+        """Take up the state of a file, if it is of this very promise."""
+        before = self.load(path)
+        for name in NAMES:
+            if getattr(before, name) != getattr(self, name):
+                raise ValueError(
+                    f"{path} is of a monitor whose {name} is {getattr(before, name)}, not"
+                    f" {getattr(self, name)}: give another path, or take what is there with"
+                    " Monitor.load"
+                )
+        for name in (*COUNTS, "rows"):
+            setattr(self, name, getattr(before, name))
 
 
 def false_alarms(

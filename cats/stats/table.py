@@ -39,7 +39,7 @@ class ScoreTable:
               no such classifier and scores come from the logits or from elsewhere
     labels    (n,) int for classification, float for regression; None for unlabelled inputs
     metadata  task, backbone, split, seed, source, versions, and whatever else says how the table
-              was made
+              was made; `costs`, l numbers, where steps cost not alike: see `costs`
     tau       the margin of consistency for regression
 
     Layers are counted from 1: `predictions[:, k-1]` is F_k and `predictions[:, -1]` is F.
@@ -122,6 +122,21 @@ class ScoreTable:
     @property
     def regression(self) -> bool:
         return self.n_classes == 1
+
+    @property
+    def costs(self) -> Floats | None:
+        """What an input has cost when it leaves at each layer, (l,): the sum of `costs` in the
+        metadata up to there; None where each layer costs the same.
+        """
+        if "costs" not in self.metadata:
+            return None
+        costs = np.asarray(self.metadata["costs"], float)
+        if costs.shape != (self.n_layers,) or not (np.isfinite(costs) & (costs >= 0)).all():
+            raise ValueError(
+                f"costs must be {self.n_layers} finite numbers of at least 0, one a step, got"
+                f" {self.metadata['costs']!r}"
+            )
+        return costs.cumsum()
 
     @property
     def predictions(self) -> NDArray[Any]:

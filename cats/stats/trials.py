@@ -91,6 +91,9 @@ class _Outcomes:
     ) -> None:
         n, l = len(table), table.n_layers
         quantities = [cal.agrees, np.broadcast_to(np.arange(1, l + 1), (n, l))]
+        self.costs = table.costs
+        if self.costs is not None:
+            quantities.append(np.broadcast_to(self.costs, (n, l)))
         self.labels: Floats | None = None
         if table.labels is not None and table.regression:
             # centred, so that the sums below cancel less
@@ -130,6 +133,8 @@ class _Outcomes:
         """The sums as columns of the result."""
         n = int(np.count_nonzero(keep))
         columns = {"consistency": agree / n, "layers": layers / n}
+        if self.costs is not None:
+            columns["cost"], rest = rest[0] / n, rest[1:]
         if self.members.shape[1]:
             size = self.members[keep].sum(axis=0)
             inside = np.stack(rest[-len(size) :])[size > 0] / size[size > 0, None]
@@ -182,7 +187,8 @@ def evaluate(
               group that fares worst on the test part
 
     One row per method, measure, epsilon and trial, with the share of test inputs on which G = F
-    (consistency), accuracy (for regression: correlation), mean exit layer (layers), and `bound`:
+    (consistency), accuracy (for regression: correlation), mean exit layer (layers), mean cost where
+    the table knows what its steps cost (see `ScoreTable.costs`), and `bound`:
     Proposition 3.1's lower bound on the true consistency, to confidence 1-delta, from inputs the
     thresholds have not seen (the test part; for `naive` the half it sets aside, as it reports).
     Trial t is the same split for every method, measure and table of the same length.
@@ -284,6 +290,7 @@ def savings(
                          input leaves by thresholds of the others (above 500 inputs: one part of 500
                          is left out at a time). Where one input fewer cannot promise epsilon, by
                          all n
+    cost, cost_low, cost_high   the same in costs, where the table knows them
     coverage_low, coverage_median, coverage_high   quantiles of P(V <= threshold) over draws of the
                          calibration set (a Beta law, for V without ties). Consistency is at least
                          that. For `shared` it is among inputs with an inconsistent layer; NaN where
@@ -315,6 +322,12 @@ def savings(
             "high": np.minimum(mean + wide, table.n_layers),
         }
     )
+    if table.costs is not None:
+        paid = table.costs[exits.astype(int) - 1]
+        wide = norm.isf(tail) * paid.std(axis=1) / math.sqrt(max(n - 1, 1))
+        frame["cost"] = paid.mean(axis=1)
+        frame["cost_low"] = np.maximum(frame["cost"] - wide, table.costs[0])
+        frame["cost_high"] = np.minimum(frame["cost"] + wide, table.costs[-1])
     laws = [
         coverage_quantiles(cal, level, method, (tail, 0.5, 1 - tail), options) for level in levels
     ]

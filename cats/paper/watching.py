@@ -1,0 +1,256 @@
+"""Streams of real inputs under a monitor, for notebook 45: how often it cries wolf, how soon it
+finds a shift, what auditing costs.
+
+The rows of a ScoreTable are the population: calibration inputs and streams are drawn from them with
+replacement, so that the true risk of every threshold is known, and each trial is independent of the
+others. Given the threshold, audited inputs disagree with F with known probabilities; nothing else
+about them matters to a monitor.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from scipy import stats
+from scipy.special import softmax
+
+from cats.paper import style
+from cats.stats.calibrators import CalibrationSet
+from cats.stats.exits import first_above, worst_score
+from cats.stats.monitor import Monitor
+from cats.stats.quantiles import conformal_quantile, most_errors
+from cats.stats.table import ScoreTable
+
+LOOK = 100  # audited inputs after which the naive way looks at its p-value
+CLASSES = {"vitaminc": ("refuted claims", [1]), "ag_news": ("business and technology", [2, 3])}
+
+
+# --- populations
+
+
+def parts(task: str, table: ScoreTable) -> dict[str, np.ndarray]:
+    """Kinds of inputs that a stream may shift to, as masks (n,): by label where the task has
+    classes that are harder than others, and by F's confidence. Lengths and pages are not in the
+    tables.
+    """
+    confidence = softmax(table.logits[:, -1].astype(float), axis=-1).max(axis=-1)
+    name, labels = CLASSES.get(task, ("negative reviews", [0]))
+    return {
+        name: np.isin(table.labels, labels),
+        "harder half": confidence <= np.quantile(confidence, 0.5),
+        "hardest quarter": confidence <= np.quantile(confidence, 0.25),
+    }
+
+
+class Population:
+    """A table, and how often G ≠ F in it for any threshold."""
+
+    def __init__(self, table: ScoreTable, measure: str = "meta") -> None:
+        self.scores, self.consistent = table.scores(measure), table.consistent
+        self.n, self.depth = len(table), table.n_layers
+        self.worst = worst_score(self.scores, self.consistent, only_records=True)
+
+    def boundary(self, epsilon: float) -> float:
+        """The threshold with the largest risk that is at most ε: the promise just kept."""
+        cal = CalibrationSet(self.scores, self.consistent)
+        risks = cal.errors(cal.events.score) / self.n
+        kept = np.flatnonzero(risks <= epsilon)
+        return float(cal.events.score[kept[risks[kept].argmax()]])
+
+    def draw(self, rng, epsilon: float, n: int, delta: float | None, part=None) -> float:
+        """The threshold of a calibration on n inputs drawn from the population, or from a part of
+        it: `pac` with this δ, or without one `first_exit`.
+        """
+        rows = np.arange(self.n) if part is None else np.flatnonzero(part)
+        worst = np.sort(self.worst[rng.choice(rows, n)])
+        if delta is None:
+            return conformal_quantile(worst, 1 - epsilon)
+        most = most_errors(n, epsilon, delta)
+        return np.inf if most < 0 else float(worst[n - most - 1])
+
+    def at(self, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+        """Whether G ≠ F, and the exit layer, of every row."""
+        exits = first_above(self.scores, np.full(self.depth - 1, threshold))
+        agrees = np.c_[self.consistent, np.ones(self.n, bool)]
+        return ~agrees[np.arange(self.n), exits - 1], exits
+
+
+# --- streams
+
+
+def alarms(errors: np.ndarray, monitor: Monitor) -> dict[str, np.ndarray]:
+    """At which audited input, counted from 1, the monitor and the naive way first raise an alarm in
+    each stream (trials, audited inputs); 0 for never.
+
+    The naive way is an exact binomial test of risk ≤ ε at level δ, after every LOOK inputs.
+    """
+    audited = np.arange(1, errors.shape[1] + 1)
+    counts = errors.cumsum(axis=1)
+    looks = np.arange(LOOK, errors.shape[1] + 1, LOOK)
+    limit = stats.binom.isf(monitor.delta, looks, monitor.epsilon)
+    naive = np.zeros(errors.shape, bool)
+    naive[:, looks - 1] = counts[:, looks - 1] > limit
+    chunks = np.array_split(np.arange(len(errors)), max(1, len(errors) // 20))
+    wealth = [monitor._wealth(counts[rows], audited[None]) for rows in chunks]
+    found = {"monitor": np.concatenate(wealth) >= 1 / monitor.delta, "p-values": naive}
+    return {
+        name: np.where(over.any(axis=1), over.argmax(axis=1) + 1, 0) for name, over in found.items()
+    }
+
+
+def quiet(population, epsilon, delta, n, audits, trials, seed) -> pd.DataFrame:
+    """No shift: the share of streams in which an alarm is ever raised, a row a way to choose the
+    threshold and to watch it.
+
+    just kept     the threshold whose risk is the largest that is at most ε
+    pac           calibrated on n inputs with δ/2, watched with δ/2: together δ
+    first_exit    calibrated on n inputs: its risk is at most ε on average alone
+    """
+    rng, rows = np.random.default_rng(seed), []
+    known = population.at(population.boundary(epsilon))[0].mean()
+    for kind in ("just kept", "pac", "first_exit"):
+        share = delta / 2 if kind == "pac" else delta
+        risks = np.full(trials, known)
+        if kind != "just kept":
+            given = share if kind == "pac" else None
+            taus = [population.draw(rng, epsilon, n, given) for _ in range(trials)]
+            risks = np.array([population.at(tau)[0].mean() for tau in taus])
+        errors = rng.random((trials, audits)) < risks[:, None]
+        for way, first in alarms(errors, Monitor(epsilon, share)).items():
+            if way == "monitor" or kind == "just kept":
+                counts = {"threshold": kind, "way": way, "alarms": int((first > 0).sum())}
+                rows.append(counts | {"risk": risks.mean(), "above": (risks > epsilon).mean()})
+    return pd.DataFrame(rows).assign(streams=trials)
+
+
+def verdicts(quiet: pd.DataFrame, delta: float, alarm: float) -> pd.DataFrame:
+    """Whether so many alarms are what δ allows: their count against Binomial(streams, δ)'s upper
+    quantile, which a keeper of δ exceeds with probability at most `alarm`.
+    """
+    limit = stats.binom.isf(alarm, quiet["streams"], delta).astype(int)
+    return quiet.assign(limit=limit, within=quiet["alarms"] <= limit)
+
+
+def delays(population, part, epsilon, delta, n, shares, inputs, begin, slow, trials, seed):
+    """Inputs from the beginning of a shift to the alarm: a row a kind of shift, an audit share and
+    a trial; NaN where there was none, in `inputs` inputs.
+
+    At input `begin` all inputs become those of `part` (sudden), or more and more of them, all after
+    `slow` inputs (slow). The threshold is `pac`'s with δ/2, watched with δ/2.
+    """
+    rng, frames = np.random.default_rng(seed), []
+    taus = [population.draw(rng, epsilon, n, delta / 2) for _ in range(trials)]
+    before, after = np.empty((2, trials, 1))
+    for i, tau in enumerate(taus):
+        wrong, _ = population.at(tau)
+        before[i], after[i] = wrong.mean(), wrong[part].mean()
+    for share in shares:
+        gaps = rng.geometric(share, (trials, int(inputs * share * 1.2) + 50))
+        place = gaps.cumsum(axis=1)  # of audited inputs in the stream
+        for kind, long in (("sudden", 1), ("slow", slow)):
+            new = np.clip((place - begin) / long, 0, 1)  # share of the new kind by then
+            errors = rng.random(place.shape) < before + new * (after - before)
+            first = alarms(errors, Monitor(epsilon, delta / 2))["monitor"]
+            when = np.where(first > 0, place[np.arange(trials), first - 1] - begin, np.nan)
+            when[when > inputs - begin] = np.nan
+            found = {"shift": kind, "audit": share, "inputs": when, "risk": after.ravel()}
+            frames.append(pd.DataFrame(found).assign(trial=np.arange(trials)))
+    return pd.concat(frames, ignore_index=True)
+
+
+def recalibrated(population, part, epsilon, delta, n, trials, seed) -> dict[str, float]:
+    """Consistency and layers before a shift, after it, and after a recalibration on n audited
+    inputs of the new kind (`pac`); and what an audit costs in layers. Means over trials.
+    """
+    rng, rows = np.random.default_rng(seed), []
+    for _ in range(trials):
+        old = population.draw(rng, epsilon, n, delta / 2)
+        new = population.draw(rng, epsilon, n, delta / 2, part)
+        (wrong, exits), (again, later) = population.at(old), population.at(new)
+        row = {"before": 1 - wrong.mean(), "shifted": 1 - wrong[part].mean()}
+        row |= {"recalibrated": 1 - again[part].mean(), "layers": exits.mean()}
+        row |= {"layers, shifted": exits[part].mean(), "layers, recalibrated": later[part].mean()}
+        rows.append(row | {"audit": (population.depth - exits).mean()})
+    return pd.DataFrame(rows).mean().to_dict()
+
+
+# --- pictures and words
+
+
+def delays_table(found: pd.DataFrame) -> pd.DataFrame:
+    """Median, quartiles and share of alarms, a row a task, part, shift and audit share."""
+    keys = ["task", "part", "shift", "audit"]
+    grouped = found.groupby(keys, sort=False)["inputs"]
+    late = grouped.apply(lambda part: part.fillna(np.inf).quantile([0.25, 0.5, 0.75]).to_numpy())
+    columns = pd.DataFrame(late.tolist(), late.index, ["low", "median", "high"])
+    return columns.assign(alarmed=grouped.count() / grouped.size()).reset_index()
+
+
+def watching_figure(delay: pd.DataFrame, rates: pd.DataFrame, delta: float, inputs: int):
+    """Left: false alarms, by way; then inputs until the alarm against the audit share, sudden and
+    slow.
+    """
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.3), layout="constrained")
+    both = rates.assign(rate=rates["alarms"] / rates["streams"])
+    both["name"] = both["threshold"] + ", " + both["way"]
+    names = list(dict.fromkeys(both["name"]))
+    drawn = style.looks(both["task"], style.TASKS)
+    for task, part in both.groupby("task", sort=False):
+        look = dict(color=drawn[task].colour, marker=drawn[task].marker, label=drawn[task].name)
+        axes[0].plot(100 * part["rate"], [names.index(x) for x in part["name"]], ls="", **look)
+    axes[0].axvline(100 * delta, color="black", linewidth=0.8)
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].set(xlabel="streams with a false alarm (%); line: δ", xlim=(-0.3, None))
+    axes[0].invert_yaxis()
+    axes[0].legend(loc="upper right", fontsize=7)
+    dashes = dict(zip(dict.fromkeys(delay["part"]), ["-", "--", ":", "-.", (0, (5, 1))]))
+    for axis, kind in zip(axes[1:], ("sudden", "slow")):
+        for (task, part), rows in delay[delay["shift"] == kind].groupby(["task", "part"]):
+            shown = rows[np.isfinite(rows["median"])]
+            look = dict(color=drawn[task].colour, marker=drawn[task].marker, linestyle=dashes[part])
+            if kind == "slow":
+                look["label"] = f"{drawn[task].name}, {part}"
+            axis.plot(shown["audit"], shown["median"], markersize=4, **look)
+        axis.set(xscale="log", yscale="log", xlabel="share audited", title=f"{kind} shift")
+        axis.axhline(inputs, color="black", linewidth=0.8)
+    axes[1].set_ylabel("inputs until the alarm (median); line: end")
+    axes[1].sharey(axes[2])
+    figure.legend(loc="outside right center", fontsize=6.5, frameon=False)
+    return figure
+
+
+def reading(rates, delay, again, epsilon, delta, share) -> str:
+    """Notebook 45's result in words, from its numbers."""
+    kept = rates[(rates["threshold"] != "first_exit") & (rates["way"] == "monitor")]
+    rate = lambda rows: rows["alarms"] / rows["streams"]
+    naive, marginal = rates[rates["way"] == "p-values"], rates[rates["threshold"] == "first_exit"]
+    lines = [
+        "| claim | here | holds |",
+        "|---|---|---|",
+        f"| false alarms, ever, in at most {delta:.0%} of the streams | {rate(kept).min():.1%} to"
+        f" {rate(kept).max():.1%} | {'yes' if kept['within'].all() else 'no'} |",
+        f"| control: p-values looked at again and again exceed it | {rate(naive).min():.1%} to"
+        f" {rate(naive).max():.1%} | {'yes' if not naive['within'].any() else 'no'} |",
+        "| control: a marginal threshold is no promise to watch at its own ε |"
+        f" {rate(marginal).min():.1%} to {rate(marginal).max():.1%} |"
+        f" {'yes' if not marginal['within'].any() else 'no'} |",
+        "| recalibration on audited inputs restores the promise |"
+        f" {again['recalibrated'].min():.1%} to {again['recalibrated'].max():.1%} consistent |"
+        f" {'yes' if (again['recalibrated'] >= 1 - epsilon).all() else 'no'} |",
+    ]
+    hard = delay[(delay["part"] == "hardest quarter") & (delay["shift"] == "sudden")]
+    at = hard[hard["audit"] == share]
+    most = hard[hard["audit"] == hard["audit"].max()]
+    mild = again.loc[~again["part"].isin(["hardest quarter", "harder half"]), "shifted"]
+    cost = share * again["audit"] / again["layers"]
+    return "\n".join(lines) + (
+        f"\n\nA sudden shift to the hardest quarter is found after {most['median'].min():,.0f} to"
+        f" {most['median'].max():,.0f} inputs where {most['audit'].iloc[0]:.0%} are audited, and"
+        f" after {at['median'].min():,.0f} to {at['median'].max():,.0f} where {share:.0%} are"
+        f" (medians): the monitor needs errors, and errors are rare. At {share:.0%} audits add"
+        f" {cost.min():.1%} to {cost.max():.1%} to the layers run, and no labels. A mild shift is"
+        f" another matter: a harder class alone raises the risk to {1 - mild.max():.1%} to"
+        f" {1 - mild.min():.1%}, and where that is hardly above ε = {epsilon} the alarm comes late"
+        " or never, as it should: `pac` had left"
+        " room. The shift is not named by the alarm; that it is there, and that the promise is"
+        " broken, is all that errors can say."
+    )
