@@ -97,13 +97,13 @@ def alarms(errors: np.ndarray, monitor: Monitor) -> dict[str, np.ndarray]:
     }
 
 
-def quiet(population, epsilon, delta, n, audits, trials, seed) -> pd.DataFrame:
+def quiet(population, epsilon, delta, n, few, audits, trials, seed) -> pd.DataFrame:
     """No shift: the share of streams in which an alarm is ever raised, a row a way to choose the
     threshold and to watch it.
 
     just kept     the threshold whose risk is the largest that is at most ε
     pac           calibrated on n inputs with δ/2, watched with δ/2: together δ
-    first_exit    calibrated on n inputs: its risk is at most ε on average alone
+    first_exit    calibrated on a few inputs: its risk is at most ε on average alone
     """
     rng, rows = np.random.default_rng(seed), []
     known = population.at(population.boundary(epsilon))[0].mean()
@@ -111,8 +111,8 @@ def quiet(population, epsilon, delta, n, audits, trials, seed) -> pd.DataFrame:
         share = delta / 2 if kind == "pac" else delta
         risks = np.full(trials, known)
         if kind != "just kept":
-            given = share if kind == "pac" else None
-            taus = [population.draw(rng, epsilon, n, given) for _ in range(trials)]
+            given = (n, share) if kind == "pac" else (few, None)
+            taus = [population.draw(rng, epsilon, *given) for _ in range(trials)]
             risks = np.array([population.at(tau)[0].mean() for tau in taus])
         errors = rng.random((trials, audits)) < risks[:, None]
         for way, first in alarms(errors, Monitor(epsilon, share)).items():
@@ -180,7 +180,8 @@ def delays_table(found: pd.DataFrame) -> pd.DataFrame:
     """Median, quartiles and share of alarms, a row a task, part, shift and audit share."""
     keys = ["task", "part", "shift", "audit"]
     grouped = found.groupby(keys, sort=False)["inputs"]
-    late = grouped.apply(lambda part: part.fillna(np.inf).quantile([0.25, 0.5, 0.75]).to_numpy())
+    look = dict(q=[0.25, 0.5, 0.75], method="inverted_cdf")  # some are infinite
+    late = grouped.apply(lambda part: np.quantile(part.fillna(np.inf), **look))
     columns = pd.DataFrame(late.tolist(), late.index, ["low", "median", "high"])
     return columns.assign(alarmed=grouped.count() / grouped.size()).reset_index()
 
