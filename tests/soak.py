@@ -29,7 +29,7 @@ import tiny
 import torch
 from transformers.utils import logging
 
-from cats import CAT, CalibrationWarning, ScoreTable
+from cats import CAT, CalibrationWarning, Monitor, ScoreTable
 from cats._io import load_module, module_digest
 from cats.model.exits import Heads, Meta
 from cats.train import demo
@@ -304,6 +304,23 @@ def growth(n: int = 20_000) -> dict[str, float]:
     return {"texts": n, "grown_mib": round(grown, 2)}
 
 
+def stream(n: int = 50_000) -> dict[str, float]:
+    """Memory over one stream of texts, audited, against memory after a fifth of it. What comes in
+    is made on the way and what goes out is dropped; a monitor keeps its last rows alone.
+    """
+    cat, process = tiny.fit(), psutil.Process()
+    texts = demo.corpus("sentiment", "test", 1_000, noise=0)["text"][:]
+    monitor, start, most = Monitor(0.9, audit=0.05, keep=200), 0, 0
+    coming = (f"{texts[i % 1_000]} {i}" for i in range(n))
+    for i, _ in enumerate(cat(coming, epsilon=0.3, monitor=monitor)):
+        if i % 1_000 == 999:
+            most = process.memory_info().rss
+            start = start if i > n // 5 else most
+            assert most - start < 16 * 2**20, f"{(most - start) / 2**20:.1f} MiB more after {i}"
+    assert monitor.thrown == n and len(monitor.rows) == min(200, monitor.audited)
+    return {"texts": n, "audited": monitor.audited, "grown_mib": round((most - start) / 2**20, 2)}
+
+
 def same(left: tuple, right: tuple) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(left[:2], right[:2])) and np.allclose(
         left[3], right[3], atol=1e-5
@@ -338,7 +355,14 @@ def alone(n: int = 2_000) -> dict[str, int]:
     return {"inputs": n}
 
 
-PARTS = {"fuzz": fuzz, "kills": kills, "growth": growth, "threads": threads, "alone": alone}
+PARTS = {
+    "fuzz": fuzz,
+    "kills": kills,
+    "growth": growth,
+    "stream": stream,
+    "threads": threads,
+    "alone": alone,
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -190,9 +190,9 @@ def watching_figure(delay: pd.DataFrame, rates: pd.DataFrame, delta: float, inpu
     """Left: false alarms, by way; then inputs until the alarm against the audit share, sudden and
     slow.
     """
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.3), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
     both = rates.assign(rate=rates["alarms"] / rates["streams"])
-    both["name"] = both["threshold"] + ", " + both["way"]
+    both["name"] = both["threshold"] + ",\n" + both["way"]
     names = list(dict.fromkeys(both["name"]))
     drawn = style.looks(both["task"], style.TASKS)
     for task, part in both.groupby("task", sort=False):
@@ -200,22 +200,27 @@ def watching_figure(delay: pd.DataFrame, rates: pd.DataFrame, delta: float, inpu
         axes[0].plot(100 * part["rate"], [names.index(x) for x in part["name"]], ls="", **look)
     axes[0].axvline(100 * delta, color="black", linewidth=0.8)
     axes[0].set_yticks(range(len(names)), names)
-    axes[0].set(xlabel="streams with a false alarm (%); line: δ", xlim=(-0.3, None))
+    axes[0].set(xlabel="streams with a false alarm (%)", title="no shift; line: δ", xlim=(-1, None))
     axes[0].invert_yaxis()
-    axes[0].legend(loc="upper right", fontsize=7)
-    dashes = dict(zip(dict.fromkeys(delay["part"]), ["-", "--", ":", "-.", (0, (5, 1))]))
+    axes[0].legend(loc="upper right")
+    dashes = {"harder half": "--", "hardest quarter": ":"}
     for axis, kind in zip(axes[1:], ("sudden", "slow")):
         for (task, part), rows in delay[delay["shift"] == kind].groupby(["task", "part"]):
             shown = rows[np.isfinite(rows["median"])]
-            look = dict(color=drawn[task].colour, marker=drawn[task].marker, linestyle=dashes[part])
-            if kind == "slow":
-                look["label"] = f"{drawn[task].name}, {part}"
-            axis.plot(shown["audit"], shown["median"], markersize=4, **look)
-        axis.set(xscale="log", yscale="log", xlabel="share audited", title=f"{kind} shift")
+            look = dict(color=drawn[task].colour, marker=drawn[task].marker)
+            axis.plot(
+                shown["audit"], shown["median"], linestyle=dashes.get(part, "-"), ms=4, **look
+            )
         axis.axhline(inputs, color="black", linewidth=0.8)
-    axes[1].set_ylabel("inputs until the alarm (median); line: end")
-    axes[1].sharey(axes[2])
-    figure.legend(loc="outside right center", fontsize=6.5, frameon=False)
+        axis.set(xscale="log", ylim=(0, 1.05 * inputs), xlabel="share of inputs audited")
+        axis.set_xticks(
+            sorted(set(delay["audit"])), [f"{x:g}" for x in sorted(set(delay["audit"]))]
+        )
+        axis.set_title(f"{kind} shift")
+    axes[1].set_ylabel("inputs until the alarm (median)")
+    for name, dash in {"a harder class": "-", **dashes}.items():
+        axes[2].plot([], [], color="black", linestyle=dash, label=name)
+    axes[2].legend(loc="lower left", title="shift to (line: the end)", title_fontsize=8)
     return figure
 
 
@@ -247,7 +252,8 @@ def reading(rates, delay, again, epsilon, delta, share) -> str:
         f"\n\nA sudden shift to the hardest quarter is found after {most['median'].min():,.0f} to"
         f" {most['median'].max():,.0f} inputs where {most['audit'].iloc[0]:.0%} are audited, and"
         f" after {at['median'].min():,.0f} to {at['median'].max():,.0f} where {share:.0%} are"
-        f" (medians): the monitor needs errors, and errors are rare. At {share:.0%} audits add"
+        " (medians): errors are rare, and the quiet before the shift speaks for the promise. At"
+        f" {share:.0%} audits add"
         f" {cost.min():.1%} to {cost.max():.1%} to the layers run, and no labels. A mild shift is"
         f" another matter: a harder class alone raises the risk to {1 - mild.max():.1%} to"
         f" {1 - mild.min():.1%}, and where that is hardly above ε = {epsilon} the alarm comes late"

@@ -489,7 +489,8 @@ def calibrate(
     scores      (n, l-1), higher = more confident; unlabelled calibration inputs, never trained on
     consistent  (n, l-1), whether F_k(x) = F(x); (n, l) for a body whose last layer is not quite F
     epsilon     the tolerated rate of G != F, in (0, 1)
-    method      one of METHODS
+    method      one of METHODS, by default the paper's. CAT and Cascade take first_exit unless told
+                otherwise: it promises the same agreement, and no input leaves later
     correct     (n,), whether F is right: calibrate on those inputs alone. Then P(G = F | F = Y) >=
                 1-epsilon, so that for classes P(G = Y) >= (1-epsilon)·P(F = Y); agreement on all
                 inputs only gives P(G = Y) >= P(F = Y) - epsilon. For regression neither holds: two

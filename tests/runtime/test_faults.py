@@ -456,3 +456,7 @@ def test_a_killed_save_leaves_a_whole_cat():
 
 def test_threads_and_batches_change_nothing():
     assert soak.threads(4, 3)["calls"] == 12 and soak.alone(40)
+
+
+def test_memory_is_flat_over_a_stream():
+    assert soak.stream(6_000)["texts"] == 6_000

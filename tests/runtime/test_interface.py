@@ -1,6 +1,7 @@
 """At home in the Hugging Face world: a CAT where a text-classification pipeline was."""
 
 import http.server
+import inspect
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from batches import ROOT
 from huggingface_hub import constants
 from transformers import pipeline
 
+import cats
 from cats import CAT
 from cats.model.backbone import Backbone
 from cats.runtime import inputs
@@ -282,21 +284,64 @@ def test_pushing_puts_a_whole_cat_there(cat, saved, tmp_path, monkeypatch):
         local.push_to_hub("user/cat", backbone=False)
 
 
-def test_a_script_for_a_pipeline_runs_with_a_cat(saved, tmp_path):
-    """The readme's promise: the model is replaced, the rest of the script stays."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys\n"
-        "from cats import CAT\n"
-        "classify = CAT.from_pretrained(sys.argv[1])\n"
-        "for answer in classify(['The plot was superb.', 'It was dull.'], truncation=True):\n"
-        "    print(answer['label'], round(answer['score'], 3))\n"
+SCRIPT = """
+import json, sys
+{}
+texts = ["The plot was superb.", "It was dull."]
+found = [classify(texts[0]), classify(texts), classify(texts, top_k=None), classify(texts, top_k=1)]
+found += [classify({{"text": texts[0]}}), classify(texts, truncation=True, batch_size=2)]
+found.append(list(classify(text for text in texts)))
+for answer in classify(texts):
+    assert answer["label"] in ("bad", "good") and 0 < round(answer["score"], 3) <= 1
+print(json.dumps(found))
+"""
+LINES = {
+    "backbone": """from transformers import pipeline
+classify = pipeline("text-classification", model=sys.argv[1], device="cpu")""",
+    "": """from cats import CAT
+classify = CAT.from_pretrained(sys.argv[1], device="cpu")""",
+}
+
+
+def form(answer):
+    """The lists and keys of an answer, and what kind of values it has."""
+    if isinstance(answer, list):
+        return [form(one) for one in answer]
+    return {key: type(value).__name__ for key, value in answer.items() if key != "exit_layer"}
+
+
+def test_a_script_for_a_pipeline_runs_with_a_cat(saved):
+    """The readme's promise: one line is replaced, the rest of the script stays, and so does the
+    form of what it is answered.
+    """
+    found = []
+    for place, line in LINES.items():
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT.format(line), saved / place],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    assert form(found[0]) == form(found[1])
+    assert found[0] != found[1] and found[1][0][0]["exit_layer"] in (1, 2, 3)
+
+
+def test_default_methods_are_those_that_are_written_down():
+    """cats.calibrate has the paper's `shared`; whatever predicts has `first_exit`, the same promise
+    of agreement with no later exits. Each says so where it is described.
+    """
+    default = lambda call: inspect.signature(call).parameters["method"].default
+    assert default(cats.calibrate) == "shared" and "first_exit" in cats.calibrate.__doc__
+    users = (CAT.predict, CAT.__call__, CAT.thresholds, CAT.savings, cats.savings)
+    users += (cats.Cascade.predict, cats.Cascade.thresholds, cats.Cascade.savings)
+    assert {default(call) for call in users} == {"first_exit"}
+    assert "`shared`, the paper's, which is the default of" in " ".join(CAT.predict.__doc__.split())
+    table = cats.Synthetic().table(500)
+    given = table.scores("meta"), table.consistent
+    early, late = (
+        cats.exit_layers(given[0], cats.calibrate(*given, 0.1, method))
+        for method in ("first_exit", "shared")
     )
-    root = str(ROOT)
-    done = subprocess.run(
-        [sys.executable, script, saved],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": root},
-    )
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr
+    assert (early <= late).all() and (early < late).any()
