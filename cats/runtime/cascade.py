@@ -94,7 +94,8 @@ class Cascade:
         steps' costs in its metadata.
         """
         rows = list(inputs)
-        bar = tqdm(range(len(self.steps)), desc="steps", disable=not progress)
+        quiet = {} if progress else {"disable": True}  # else TQDM_DISABLE says
+        bar = tqdm(range(len(self.steps)), desc="steps", **quiet)
         columns = [self._run(k, rows) for k in bar]
         sizes = {column.shape[1] for column in columns}
         if len(sizes) > 1:

@@ -216,7 +216,8 @@ def evaluate(
     shape = (len(measures), trials, len(methods), len(levels))
     columns: dict[str, Floats] = {}
     refused: dict[tuple[str, str, Fraction], tuple[int, str]] = {}
-    bar = tqdm(total=len(measures) * trials, desc="trials", disable=not progress)
+    quiet = {} if progress else {"disable": True}  # else TQDM_DISABLE says
+    bar = tqdm(total=len(measures) * trials, desc="trials", **quiet)
     for i, measure in enumerate(measures):
         cal = CalibrationSet(table.scores(measure), table.consistent)
         outcomes = _Outcomes(table, cal, groups)

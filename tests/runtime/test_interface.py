@@ -172,6 +172,19 @@ def test_progress_bars_and_logs_are_quiet_when_told(tmp_path, capfd, cat):
     assert capfd.readouterr().err == ""  # TQDM_DISABLE is set for all tests
 
 
+def test_progress_bars_say_what_they_do():
+    """In a process of its own: tqdm reads TQDM_DISABLE when it is imported."""
+    env = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
+    places = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "import tiny; tiny.fit()"],
+        capture_output=True,
+        text=True,
+        env=env | {"PYTHONPATH": places},
+    )
+    assert done.returncode == 0 and "early heads" in done.stderr, done.stderr
+
+
 # --- the Hub ---
 
 
