@@ -4,12 +4,13 @@ Table 2, Appendix B).
 Data is named by a Hub id, by a folder with train, validation and test files (parquet, CSV or JSON
 lines), or is generated (the demo tasks). A task of your own is one entry:
 
-    TASKS["spam"] = Task("spam", ("subject", "body"), labels=("ham", "spam"))
+    add(Task("spam", ("subject", "body"), labels=("ham", "spam")))
     load("spam", "path/to/folder")
 """
 
 import csv
 import hashlib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ READERS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "jso
 class Task:
     """One text classification or regression task.
 
+    name        letters, digits and underscores: it begins the name of a run
     columns     the text columns, one or two
     labels      names of the classes; empty for regression
     hub         where the data is on the Hugging Face Hub, if no other place is given; "demo" means
@@ -37,27 +39,38 @@ class Task:
     """
 
     name: str
-    columns: tuple
-    labels: tuple = ()
+    columns: tuple[str, ...]
+    labels: tuple[str, ...] = ()
     hub: str = ""
     validation: int = 5000
     max_length: int = 256
-    rename: dict = field(default_factory=dict)
+    rename: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w+", self.name):
+            raise ValueError(
+                f"a task's name is letters, digits and underscores, not {self.name!r}: runs and"
+                " their files are named task-model-seed"
+            )
+        if isinstance(self.columns, str) or not 1 <= len(self.columns) <= 2:
+            raise ValueError(
+                f"a task has one or two columns of text, as ('text',), not {self.columns!r}"
+            )
 
     @property
-    def regression(self):
+    def regression(self) -> bool:
         return not self.labels
 
     @property
-    def metric(self):
+    def metric(self) -> str:
         return "correlation" if self.regression else "accuracy"
 
     @property
-    def n_outputs(self):
+    def n_outputs(self) -> int:
         return max(1, len(self.labels))
 
 
-TASKS = {
+TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task("imdb", ("text",), ("negative", "positive"), "stanfordnlp/imdb"),
@@ -92,14 +105,20 @@ TASKS = {
 }
 
 
-def find(task):
+def add(task: Task) -> Task:
+    """Let a task be known by its name: to runs, profiles and notebooks."""
+    TASKS[task.name] = task
+    return task
+
+
+def find(task: str | Task) -> Task:
     """A task by name, or the task itself."""
     if isinstance(task, Task):
         return task
     if task not in TASKS:
         raise ValueError(
-            f"unknown task {task!r}; there are {', '.join(TASKS)}. A task of your own is one entry"
-            " in cats.train.tasks.TASKS"
+            f"unknown task {task!r}; there are {', '.join(TASKS)}. A task of your own is one line:"
+            " cats.train.tasks.add(Task(...))"
         )
     return TASKS[task]
 
