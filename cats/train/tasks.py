@@ -11,6 +11,7 @@ lines), or is generated (the demo tasks). A task of your own is one entry:
 import csv
 import hashlib
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -123,7 +124,12 @@ def find(task: str | Task) -> Task:
     return TASKS[task]
 
 
-def load(task, source=None, seed=0, limit=None):
+def load(
+    task: str | Task,
+    source: str | Path | None = None,
+    seed: int = 0,
+    limit: int | dict[str, int] | None = None,
+) -> DatasetDict:
     """The task's data as a DatasetDict of train, validation and test, each with its text columns
     and `label`.
 
@@ -166,7 +172,7 @@ def load(task, source=None, seed=0, limit=None):
     return apart(task, data)
 
 
-def apart(task, data):
+def apart(task: Task, data: DatasetDict) -> DatasetDict:
     """No text in two splits: IMDB and STS-B repeat some, and what is calibrated or tested on must
     not be trained on.
     """
@@ -184,7 +190,7 @@ def apart(task, data):
     return DatasetDict({split: kept[split] for split in SPLITS})
 
 
-def _read(task, source):
+def _read(task: Task, source: str) -> DatasetDict:
     """Whatever is at a folder or Hub id, as a DatasetDict, with the Hub's column names undone."""
     folder = Path(source)
     if folder.is_dir():
@@ -225,7 +231,7 @@ def _read(task, source):
     return data
 
 
-def read_file(path, columns=("text",)):
+def read_file(path: str | Path, columns: Sequence[str] = ("text",)) -> Dataset:
     """Unlabelled texts of one file, by its ending; a text file has one text a line, in the column
     `text`.
 
@@ -261,7 +267,7 @@ def read_file(path, columns=("text",)):
     return data
 
 
-def check(task, data, where="the data", labelled=True):
+def check(task: Task, data: Dataset, where: str = "the data", labelled: bool = True) -> Dataset:
     """The task's columns of a data set, with labels as numbers; refuses what would give a wrong
     table.
     """
@@ -309,7 +315,7 @@ def check(task, data, where="the data", labelled=True):
     return data.cast_column("label", kind)
 
 
-def cut(train, seed=0):
+def cut(train: Dataset, seed: int = 0) -> DatasetDict:
     """Training data cut 70/10/20 into tune (early heads), scale (temperatures) and meta (meta
     classifiers).
     """
@@ -334,7 +340,7 @@ def altered(data, columns, share=0.15, limit=8000, seed=0):
     return Dataset.from_dict(copies)
 
 
-def fingerprint(data):
+def fingerprint(data: Dataset) -> str:
     """A hash of the texts and labels of a data set, in order."""
     digest = hashlib.sha256()
     for column in sorted(data.column_names):
@@ -342,7 +348,7 @@ def fingerprint(data):
     return digest.hexdigest()
 
 
-def from_texts(columns, texts):
+def from_texts(columns: Sequence[str], texts: Iterable[str | tuple[str, ...]]) -> Dataset:
     """An unlabelled data set from a list of texts, or of tuples where there are two columns."""
     rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
     return Dataset.from_dict({column: [row[i] for row in rows] for i, column in enumerate(columns)})
