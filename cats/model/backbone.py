@@ -19,6 +19,7 @@ What differs between one family of encoders and the next is in `cats.model.famil
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,7 +75,7 @@ class State(NamedTuple):
     layer: int = 0  # layers applied so far
 
 
-def lengths_of(mask):
+def lengths_of(mask: Tensor) -> list[int]:
     """`State.lengths` of a mask (rows, tokens); in plain Python, which takes less time than one
     operation on tensors for a lone input.
     """
@@ -92,7 +93,7 @@ def commit_of(name: str, options: dict[str, Any]) -> str | None:
     return Path(cached).parent.name if isinstance(cached, str) else options.get("revision")
 
 
-def padded(lengths, width):
+def padded(lengths: Sequence[int], width: int) -> bool:
     """Whether there is anything to mask."""
     return any(length != width for length in lengths)
 
@@ -108,7 +109,7 @@ class Backbone:
     taken off first.
     """
 
-    def __init__(self, model):
+    def __init__(self, model: Any) -> None:
         config = getattr(model, "config", None)
         self.family = getattr(config, "model_type", None)
         classifier = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), ())
@@ -212,12 +213,12 @@ class Backbone:
         return self
 
     @property
-    def device(self):
+    def device(self) -> torch.device:
         """Where F is; the model's own `device` looks for a parameter each time."""
         return self._weight.device
 
     @property
-    def dtype(self):
+    def dtype(self) -> torch.dtype:
         return self._weight.dtype
 
     @property
@@ -235,7 +236,7 @@ class Backbone:
         """The longest input the position embeddings allow."""
         return self.encoder.max_tokens
 
-    def start(self, batch) -> State:
+    def start(self, batch: Mapping[str, Tensor]) -> State:
         """Embeddings and masks of a tokenised batch, before the first layer.
 
         batch: a mapping with `input_ids` (rows, tokens), and perhaps `attention_mask` (default: no
@@ -276,7 +277,7 @@ class Backbone:
         context = self.encoder.context(hidden, mask, padded(lengths, shape[1]))
         return State(hidden, mask, lengths, seconds, context)
 
-    def step(self, state, k) -> State:
+    def step(self, state: State, k: int) -> State:
         """Apply layer k, in 1..l. Layers come in order: the state knows how many it has seen."""
         if k != state.layer + 1 or k > self.n_layers:
             raise ValueError(f"layer {k} cannot follow layer {state.layer} of {self.n_layers}")
@@ -287,7 +288,7 @@ class Backbone:
             hidden = self.encoder.apply(self.layers[k - 1], hidden, state.mask, state.context)
         return State(hidden, state.mask, state.lengths, state.seconds, state.context, k)
 
-    def cls(self, state) -> Tensor:
+    def cls(self, state: State) -> Tensor:
         """h_[CLS] after the current layer (Section 3.1), (rows, d): what the early heads read.
 
         As everywhere in transformers this is position 0, also where that is padding: pad on the
@@ -295,14 +296,14 @@ class Backbone:
         """
         return state.hidden.select(1, 0)
 
-    def mean(self, state) -> Tensor:
+    def mean(self, state: State) -> Tensor:
         """The mean of the hidden states over a row's tokens, (rows, d)."""
         if not padded(state.lengths, state.mask.shape[1]):
             return state.hidden.mean(1)
         weights = state.mask.to(state.hidden.dtype)[:, None]  # (rows, 1, tokens)
         return (weights @ state.hidden)[:, 0] / weights.sum(-1)
 
-    def pair(self, state) -> Tensor:
+    def pair(self, state: State) -> Tensor:
         """How the two texts of a row differ, (rows, 2d): |a - b| and a·b, coordinate by coordinate,
         of the means a and b over the tokens before and from where the second text begins.
         """
@@ -319,11 +320,11 @@ class Backbone:
         a, b = means.unbind(1)
         return torch.cat([(a - b).abs(), a * b], -1)
 
-    def read(self, state, reads) -> Tensor:
+    def read(self, state: State, reads: str) -> Tensor:
         """What heads read after a layer, (rows, width): see cats.model.exits.READS."""
         return vectors(reads, *(getattr(self, name)(state) for name in reads.split("+")))
 
-    def finish(self, state) -> Tensor:
+    def finish(self, state: State) -> Tensor:
         """Logits of F itself, (rows, C), after layer l: its own pooler, norm and classifier."""
         if state.layer != self.n_layers:
             raise ValueError(
@@ -332,7 +333,7 @@ class Backbone:
             )
         return self.encoder.classify(state.hidden, state.mask)
 
-    def keep(self, state, rows, trim=True) -> State:
+    def keep(self, state: State, rows: list[int] | Tensor, trim: bool = True) -> State:
         """Only these rows, in this order: row numbers, as a list or a LongTensor, or a bool tensor
         (rows,). It uses the old state up.
 
@@ -372,11 +373,11 @@ class Backbone:
         seconds = [state.seconds[row] for row in numbers]
         return State(hidden, mask, lengths, seconds, context, state.layer)
 
-    def compact(self, state) -> State:
+    def compact(self, state: State) -> State:
         """A state that is going to wait: it lets go of the memory of rows that have left."""
         return state._replace(hidden=state.hidden.clone())
 
-    def join(self, first, second) -> State:
+    def join(self, first: State, second: State) -> State:
         """The rows of two states of the same layer as one."""
         width = max(first.mask.shape[1], second.mask.shape[1])
         pad = lambda tensor, *inner: (
@@ -391,7 +392,7 @@ class Backbone:
         return State(hidden, mask, lengths, first.seconds + second.seconds, context, first.layer)
 
     @torch.no_grad()  # and not inference_mode: heads are trained on these
-    def states(self, batch) -> dict[str, Tensor]:
+    def states(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All that training and calibration need of F: `cls` and `mean` after every layer (rows, l,
         d), for pairs of texts `pair` (rows, l, 2d), and `logits` of F (rows, C).
         """

@@ -89,21 +89,16 @@ def check_exits(exit_layers: ArrayLike, n_layers: int) -> NDArray:
     return exits
 
 
-def macs(
-    backbone: Backbone,
-    heads: Heads,
-    meta: Meta | None,
-    exit_layers: ArrayLike,
-    tokens: int,
-    uses_meta: bool = True,
-) -> float:
-    """Mean MACs per input of G, for inputs of `tokens` tokens that exit at these layers (n,).
+def macs_by_exit(
+    backbone: Backbone, heads: Heads, meta: Meta | None, tokens: int, uses_meta: bool = True
+) -> NDArray:
+    """MACs of an input of `tokens` tokens that exits at layer 1 … l, (l,).
 
     An input that exits at layer k pays the embeddings, layers 1..k, and the heads and meta
     classifiers 1..min(k, l-1); one that exits at l pays F's own classifier too. Without
     `uses_meta`, as for softmax scores, `meta` is not looked at and may be None.
     """
-    exits, l = check_exits(exit_layers, backbone.n_layers), backbone.n_layers
+    l = backbone.n_layers
     for part in [heads, meta] if uses_meta else [heads]:
         if part.early != l - 1:
             raise ValueError(
@@ -114,8 +109,7 @@ def macs(
     added = np.array([*head_macs(heads), 0]) + (meta_macs(meta) if uses_meta else 0) * (
         np.arange(l) < l - 1
     )
-    by_exit = embeddings + np.cumsum(layers + added) + top * (np.arange(l) == l - 1)  # (l,)
-    return float(by_exit[exits - 1].mean())
+    return embeddings + np.cumsum(layers + added) + top * (np.arange(l) == l - 1)
 
 
 def macs_reduction(
@@ -126,11 +120,12 @@ def macs_reduction(
     tokens: int,
     uses_meta: bool = True,
 ) -> float:
-    """|F| / |G|, the right half of Table 5. All 36 published numbers are 24 / layers: what is not a
-    layer hardly counts.
+    """|F| / |G|, the right half of Table 5, for inputs that exit at these layers (n,). All 36
+    published numbers are 24 / layers: what is not a layer hardly counts.
     """
-    full = sum(ends_macs(backbone, tokens)) + sum(layer_macs(backbone, tokens))
-    return full / macs(backbone, heads, meta, exit_layers, tokens, uses_meta)
+    exits = check_exits(exit_layers, backbone.n_layers)
+    by_exit = macs_by_exit(backbone, heads, meta, tokens, uses_meta)
+    return sum(counts(backbone, tokens)) / float(by_exit[exits - 1].mean())
 
 
 def amortised_time(

@@ -11,6 +11,7 @@ With two labels and 24 layers M_k has 58 inputs: 58·32 + 32·2 = 1,920 multiply
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ def stacked(layers: int, inputs: int, outputs: int) -> nn.Parameter:
     return nn.Parameter((torch.rand(layers, inputs, outputs) * 2 - 1) / math.sqrt(inputs))
 
 
-def restored(module: type, shape: dict, arrays: dict):
+def restored(module: type, shape: dict, arrays: dict) -> Any:
     """A module of this shape with these numbers. What the shape asks for is compared with what is
     there before anything is made: a small file must not ask for gigabytes.
     """

@@ -96,18 +96,9 @@ def trials(tables, rows, targets, trials=25, seed=0, options=None):
     ).reset_index(drop=True)
 
 
-def performance(predictions, labels, regression=False):
-    """Accuracy, for regression Pearson's correlation."""
-    if regression:
-        return np.corrcoef(predictions, labels)[0, 1]
-    return (predictions == labels).mean()
-
-
 def full_performance(table):
-    """F's accuracy, for regression Pearson's correlation; NaN without labels."""
-    if table.labels is None:
-        return np.nan
-    return performance(table.predictions[:, -1], table.labels, table.regression)
+    """F's performance; NaN without labels."""
+    return np.nan if table.labels is None else table.performance(table.n_layers)
 
 
 def beside(frame, *published):

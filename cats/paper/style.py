@@ -59,10 +59,12 @@ RECIPES = {
     "settled": Look("settled", "#777777", "v", DOTTED),
     "oracle": Look("oracle", "#000000", "*", DOTTED),
 }
-MODELS = {
+SMALL_MODELS = {
     "mobilebert-uncased": Look("MobileBERT", "#0072B2", "o"),
     "bge-small-en-v1.5": Look("bge-small", "#D55E00", "s", DASHED),
     "all-mpnet-base-v2": Look("MPNet", "#009E73", "D", DOTTED),
+}
+MODELS = SMALL_MODELS | {  # and the paper's
     "albert-xlarge-v2": Look("Albert-xlarge", "#CC79A7", "P", MIXED),
     "albert-base-v2": Look("Albert-base", "#E69F00", "X", (4, 1)),
     "roberta-large": Look("RoBERTa-large", "#56B4E9", "^", (1, 2)),

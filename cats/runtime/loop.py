@@ -47,7 +47,7 @@ class Loop:
         self.cohorts, self.room = [], 0  # rows on their way, and the most that may run together
         self.left = []  # (row, logits, layer, confidence) of those that have left
 
-    def begin(self, cohort):
+    def begin(self, cohort: Cohort) -> None:
         """Take in new rows, and go on until there is room for more."""
         self.room = max(self.room, len(cohort.rows))
         self.cohorts.append(cohort)
@@ -59,11 +59,11 @@ class Loop:
         self.cohorts.append(cohort)
         self.go(few=self.room, many=2 * self.room)
 
-    def end(self):
+    def end(self) -> None:
         """Go on until all have left."""
         self.go(few=self.room, many=0)
 
-    def go(self, few, many):
+    def go(self, few: int, many: int) -> None:
         """Cohorts of more than a few rows go on. If there is none but many rows wait, the cohort
         furthest behind goes on to the next, and so on.
         """
@@ -95,7 +95,7 @@ class Loop:
                         self.join(cohort, other)
             self.cohorts = [cohort for cohort in self.cohorts if cohort.rows]
 
-    def advance(self, cohort, rows=0, layer=None):
+    def advance(self, cohort: Cohort, rows: int = 0, layer: int | None = None) -> None:
         """On through the layers until at most so many rows are left, or after `layer`."""
         backbone, l = self.backbone, self.backbone.n_layers
         while len(cohort.rows) > rows and cohort.state.layer < (layer or l):
@@ -115,7 +115,7 @@ class Loop:
             self.left += [(row, logits, l, 1.0) for row, logits in zip(cohort.rows, answers)]
             cohort.rows = []
 
-    def leave(self, cohort, k):
+    def leave(self, cohort: Cohort, k: int) -> None:
         """The rows that exit at layer k leave the cohort."""
         x = self.backbone.read(cohort.state, self.reads)
         if x.is_cpu and x.dtype is torch.float32 and not self.autocast:
@@ -145,7 +145,7 @@ class Loop:
                 cohort.scorer.keep(stays)
                 cohort.state = self.backbone.keep(cohort.state, stays)
 
-    def join(self, cohort, other):
+    def join(self, cohort: Cohort, other: Cohort) -> None:
         """Take in the rows of another cohort that has come as far."""
         cohort.scorer.join(other.scorer)
         cohort.state, cohort.rows, other.rows = (
@@ -166,7 +166,7 @@ class Loop:
         )
 
 
-def remaining(leaves):
+def remaining(leaves: list[bool]) -> list[int]:
     """The numbers of the rows that stay, the last ones in the places of those that leave: so that
     most need not be moved.
 
@@ -178,7 +178,7 @@ def remaining(leaves):
     return [next(last) if left else i for i, left in enumerate(leaves[: len(stays)])]
 
 
-def starting(batch_size):
+def starting(batch_size: int) -> int:
     """Rows that start together where F would take `batch_size`: the rest of F's memory is for rows
     that wait, and for the gaps that batches of all sizes leave.
     """

@@ -69,7 +69,7 @@ class Scorer:
     A row with a NaN scores NaN, which exceeds no threshold: it goes on to F.
     """
 
-    def __init__(self, cat: "CAT", measure: str, n: int):
+    def __init__(self, cat: "CAT", measure: str, n: int) -> None:
         heads, meta = cat.heads, cat.meta
         self.cat, self.measure, self.found = cat, measure, find_measure(measure)
         self.history, self.early, self.d_e = heads.history, heads.early, heads.d_e

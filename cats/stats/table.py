@@ -25,6 +25,13 @@ FORMAT = "cats.ScoreTable/1"
 TAU = 0.5  # the margin within which two regression outputs count as equal (Section 5.3)
 
 
+def performance(predictions: NDArray[Any], labels: NDArray[Any], regression: bool = False) -> float:
+    """How good predictions (n,) are: accuracy, for regression Pearson's correlation."""
+    if regression:
+        return float(np.corrcoef(predictions, labels)[0, 1])
+    return float((predictions == labels).mean())
+
+
 def native(values: ArrayLike) -> NDArray[Any]:
     """An array in this machine's byte order: safetensors writes no other."""
     array = np.asarray(values)
@@ -154,6 +161,17 @@ class ScoreTable:
         if self.labels is None:
             raise ValueError("this table has no labels: accuracy needs labelled inputs")
         return self.agree(self.predictions, self.labels[:, None])
+
+    @property
+    def metric(self) -> str:
+        """What performance is called: accuracy, or correlation for regression."""
+        return "correlation" if self.regression else "accuracy"
+
+    def performance(self, layer: int) -> float:
+        """The performance of F_k on the labels; of F itself at layer l."""
+        if self.labels is None:
+            raise ValueError("this table has no labels: performance needs labelled inputs")
+        return performance(self.predictions[:, layer - 1], self.labels, self.regression)
 
     def agree(self, left: NDArray[Any], right: NDArray[Any]) -> Bools:
         """Whether predictions count as equal: the same class, or numbers within tau."""

@@ -523,7 +523,7 @@ def by_layer(table: ScoreTable, temperature: ArrayLike | None = None) -> pd.Data
     With the heads' temperatures (l-1,) the calibration error before temperature scaling is given,
     too.
     """
-    consistent, predictions = table.consistent, table.predictions
+    consistent = table.consistent
     rows: list[dict[str, Any]] = []
     correct = None if table.labels is None else table.correct
     softmax = None if table.regression else table.scores("sm")
@@ -534,10 +534,8 @@ def by_layer(table: ScoreTable, temperature: ArrayLike | None = None) -> pd.Data
         plain = ScoreTable(unscaled, table.meta).scores("sm")
     for k in range(table.n_layers - 1):
         row: dict[str, Any] = {"layer": k + 1, "consistency": consistent[:, k].mean()}
-        if table.labels is not None and table.regression:
-            row["correlation"] = np.corrcoef(predictions[:, k], table.labels)[0, 1]
-        elif correct is not None:
-            row["accuracy"] = correct[:, k].mean()
+        if table.labels is not None:
+            row[table.metric] = table.performance(k + 1)
         if table.meta is not None:
             row["auroc_meta"] = auroc(table.meta[:, k], consistent[:, k])
         if softmax is not None:

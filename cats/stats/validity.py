@@ -18,12 +18,17 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from cats.stats.calibrators import METHODS, CalibrationSet, calibrate, naive
+from cats.stats.calibrators import (
+    METHODS,
+    CalibrationSet,
+    CalibrationWarning,
+    calibrate,
+    naive,
+)
 from cats.stats.exits import agreement, exit_layers, first_above, worst_score
 from cats.stats.groups import calibrate_groups
 from cats.stats.quantiles import (
     Bools,
-    CalibrationWarning,
     Floats,
     Ints,
     Number,

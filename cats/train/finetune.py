@@ -6,14 +6,18 @@ import json
 import shutil
 import warnings
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -22,17 +26,17 @@ from transformers import (
 from cats._io import MASK, read_json, write_json
 from cats.model.backbone import Backbone
 from cats.train import demo, tasks
-from cats.train.states import collate, load_tokenizer, processes, tokenise
+from cats.train.states import Row, collate, load_tokenizer, processes, tokenise
 
 
-def tokenizer_of(model):
+def tokenizer_of(model: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a model id or folder; `demo` has its own."""
     if str(model).startswith("demo"):
         return demo.tokenizer()
     return load_tokenizer(model)
 
 
-def new_model(model, task):
+def new_model(model: str | Path, task: tasks.Task) -> PreTrainedModel:
     """A model to fine-tune: pretrained encoder with a new classifier, or for `demo` and
     `demo-shared` an untrained one.
     """
@@ -61,16 +65,18 @@ class Standardise(nn.Module):
     after it.
     """
 
-    def __init__(self, mean, std):
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.std
 
 
-def standardise_classifier(model, tokenizer, rows, extra_padding=0):
+def standardise_classifier(
+    model: Any, tokenizer: Any, rows: Sequence[Row], extra_padding: int = 0
+) -> None:
     """Put a Standardise before a linear classifier, fitted on what it reads for some rows."""
     seen, linear = [], model.classifier
     if not isinstance(linear, nn.Linear):
@@ -84,7 +90,7 @@ def standardise_classifier(model, tokenizer, rows, extra_padding=0):
     model.classifier = nn.Sequential(Standardise(x.mean(0), x.std(0).clamp_min(1e-3)), linear)
 
 
-def zero_classifier(model):
+def zero_classifier(model: Any) -> None:
     """Let a linear classifier start at zero: F then says the same of every input until it has
     learned something.
     """
@@ -97,7 +103,7 @@ def zero_classifier(model):
     nn.init.zeros_(model.classifier.bias)
 
 
-def fold_classifier(model):
+def fold_classifier(model: Any) -> None:
     """Undo `standardise_classifier`: the same function as one linear layer, which any Hugging Face
     code can load.
     """
@@ -109,7 +115,7 @@ def fold_classifier(model):
         model.classifier = linear
 
 
-def last_checkpoint(folder):
+def last_checkpoint(folder: str | Path) -> Path | None:
     """The newest checkpoint that was written to its end and is whole, or None."""
     needed = (
         "model.safetensors",
@@ -141,7 +147,7 @@ def readable(path: Path) -> bool:
     return zipfile.is_zipfile(path)
 
 
-def warn_if_diverged(losses):
+def warn_if_diverged(losses: Sequence[float]) -> None:
     """An F that has learned nothing can be calibrated, too, and nothing later would look wrong."""
     end = losses[-len(losses) // 4 :]
     first, last = losses[0] if losses else 0, sum(end) / max(1, len(end))
@@ -154,22 +160,22 @@ def warn_if_diverged(losses):
 
 
 def fine_tune(
-    task,
-    data,
-    model,
-    folder,
+    task: str | tasks.Task,
+    data: Mapping[str, Any],
+    model: str | Path,
+    folder: str | Path,
     *,
-    epochs=3,
-    learning_rate=2e-5,
-    batch_size=32,
-    warmup=0.1,
-    weight_decay=0.01,
-    max_length=None,
-    seed=0,
-    standardise=None,
-    zero=False,
-    **arguments,
-):
+    epochs: float = 3,
+    learning_rate: float = 2e-5,
+    batch_size: int = 32,
+    warmup: float = 0.1,
+    weight_decay: float = 0.01,
+    max_length: int | None = None,
+    seed: int = 0,
+    standardise: bool | None = None,
+    zero: bool = False,
+    **arguments: Any,
+) -> Backbone:
     """Fine-tune `model` on data["train"] and leave it, with its tokenizer, in `folder`. Returns the
     Backbone.
 
@@ -254,7 +260,9 @@ def fine_tune(
     return Backbone(network)
 
 
-def load_fine_tuned(folder, task):
+def load_fine_tuned(
+    folder: str | Path, task: str | tasks.Task
+) -> tuple[Backbone, PreTrainedTokenizerBase]:
     """A fine-tuned model, on this process's device, and its tokenizer; refuses one that was tuned
     for another number of labels.
     """
@@ -268,6 +276,6 @@ def load_fine_tuned(folder, task):
     return backbone, load_tokenizer(folder)
 
 
-def training_log(folder):
+def training_log(folder: str | Path) -> list[dict[str, float]]:
     """The training losses of a model fine-tuned here."""
     return json.loads((Path(folder) / "training.json").read_text("utf-8"))["log"]

@@ -9,6 +9,7 @@ sorted by length for speed, between chunks nothing is.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -24,11 +25,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from cats._io import load_arrays, read_json, save_arrays, write_json
 from cats.train import tasks
 
+Row = dict[str, Any]  # token ids, mask and the like of one input, and where its second text is
 CHUNK = 512  # inputs a file
 TOKENS = 4096  # tokens a batch
 
 
-def processes():
+def processes() -> PartialState:
     """The processes that share the work, of which this is one: as many as were launched, on CPUs as
     well as on GPUs.
     """
@@ -54,12 +56,12 @@ def load_tokenizer(where: str | Path, **options: Any) -> PreTrainedTokenizerBase
     return found
 
 
-def tokenise(tokenizer, data, columns, max_length):
+def tokenise(tokenizer: Any, data: Any, columns: Sequence[str], max_length: int) -> list[Row]:
     """`encode` of a data set."""
     return encode(tokenizer, [list(data[column][:]) for column in columns], max_length)
 
 
-def encode(tokenizer, texts, max_length):
+def encode(tokenizer: Any, texts: Sequence[list[str]], max_length: int) -> list[Row]:
     """Token ids of every row, cut at max_length, from one or two columns of texts: a list of dicts,
     not yet padded.
     """
@@ -73,7 +75,7 @@ def encode(tokenizer, texts, max_length):
     return rows
 
 
-def second_text(sequence_ids):
+def second_text(sequence_ids: list[int | None]) -> int:
     """Where the second text of a pair begins; at the last token where nothing is left of it.
 
     >>> second_text([None, 0, 0, None, 1, 1, None])
@@ -82,7 +84,7 @@ def second_text(sequence_ids):
     return sequence_ids.index(1) if 1 in sequence_ids else len(sequence_ids) - 1
 
 
-def tokenizer_hash(tokenizer):
+def tokenizer_hash(tokenizer: Any) -> str:
     """A hash of how text becomes tokens, whatever length the tokenizer was last told to cut or pad
     at, and of which inputs F gets.
     """
@@ -96,7 +98,9 @@ def tokenizer_hash(tokenizer):
     return hashlib.sha256(json.dumps([rules, *sides], sort_keys=True).encode()).hexdigest()
 
 
-def collate(tokenizer, rows, extra_padding=0, pairs=False):
+def collate(
+    tokenizer: Any, rows: Sequence[Row], extra_padding: int = 0, pairs: bool = False
+) -> Any:
     """Rows padded on the right to the longest of them (and `extra_padding` columns more), as
     tensors; with `pairs` also where second texts begin, for `Backbone.start`.
     """
@@ -110,7 +114,7 @@ def collate(tokenizer, rows, extra_padding=0, pairs=False):
     return batch
 
 
-def by_length(rows, tokens):
+def by_length(rows: Sequence[Row], tokens: int) -> list[list[int]]:
     """Row numbers in batches of similar length and at most so many tokens, longest first: if memory
     is short it shows at once.
     """

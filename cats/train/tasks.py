@@ -4,12 +4,14 @@ Table 2, Appendix B).
 Data is named by a Hub id, by a folder with train, validation and test files (parquet, CSV or JSON
 lines), or is generated (the demo tasks). A task of your own is one entry:
 
-    TASKS["spam"] = Task("spam", ("subject", "body"), labels=("ham", "spam"))
+    add(Task("spam", ("subject", "body"), labels=("ham", "spam")))
     load("spam", "path/to/folder")
 """
 
 import csv
 import hashlib
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +29,7 @@ READERS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "jso
 class Task:
     """One text classification or regression task.
 
+    name        letters, digits and underscores: it begins the name of a run
     columns     the text columns, one or two
     labels      names of the classes; empty for regression
     hub         where the data is on the Hugging Face Hub, if no other place is given; "demo" means
@@ -37,27 +40,38 @@ class Task:
     """
 
     name: str
-    columns: tuple
-    labels: tuple = ()
+    columns: tuple[str, ...]
+    labels: tuple[str, ...] = ()
     hub: str = ""
     validation: int = 5000
     max_length: int = 256
-    rename: dict = field(default_factory=dict)
+    rename: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w+", self.name):
+            raise ValueError(
+                f"a task's name is letters, digits and underscores, not {self.name!r}: runs and"
+                " their files are named task-model-seed"
+            )
+        if isinstance(self.columns, str) or not 1 <= len(self.columns) <= 2:
+            raise ValueError(
+                f"a task has one or two columns of text, as ('text',), not {self.columns!r}"
+            )
 
     @property
-    def regression(self):
+    def regression(self) -> bool:
         return not self.labels
 
     @property
-    def metric(self):
+    def metric(self) -> str:
         return "correlation" if self.regression else "accuracy"
 
     @property
-    def n_outputs(self):
+    def n_outputs(self) -> int:
         return max(1, len(self.labels))
 
 
-TASKS = {
+TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task("imdb", ("text",), ("negative", "positive"), "stanfordnlp/imdb"),
@@ -92,19 +106,30 @@ TASKS = {
 }
 
 
-def find(task):
+def add(task: Task) -> Task:
+    """Let a task be known by its name: to runs, profiles and notebooks."""
+    TASKS[task.name] = task
+    return task
+
+
+def find(task: str | Task) -> Task:
     """A task by name, or the task itself."""
     if isinstance(task, Task):
         return task
     if task not in TASKS:
         raise ValueError(
-            f"unknown task {task!r}; there are {', '.join(TASKS)}. A task of your own is one entry"
-            " in cats.train.tasks.TASKS"
+            f"unknown task {task!r}; there are {', '.join(TASKS)}. A task of your own is one line:"
+            " cats.train.tasks.add(Task(...))"
         )
     return TASKS[task]
 
 
-def load(task, source=None, seed=0, limit=None):
+def load(
+    task: str | Task,
+    source: str | Path | None = None,
+    seed: int = 0,
+    limit: int | dict[str, int] | None = None,
+) -> DatasetDict:
     """The task's data as a DatasetDict of train, validation and test, each with its text columns
     and `label`.
 
@@ -147,7 +172,7 @@ def load(task, source=None, seed=0, limit=None):
     return apart(task, data)
 
 
-def apart(task, data):
+def apart(task: Task, data: DatasetDict) -> DatasetDict:
     """No text in two splits: IMDB and STS-B repeat some, and what is calibrated or tested on must
     not be trained on.
     """
@@ -165,7 +190,7 @@ def apart(task, data):
     return DatasetDict({split: kept[split] for split in SPLITS})
 
 
-def _read(task, source):
+def _read(task: Task, source: str) -> DatasetDict:
     """Whatever is at a folder or Hub id, as a DatasetDict, with the Hub's column names undone."""
     folder = Path(source)
     if folder.is_dir():
@@ -206,7 +231,7 @@ def _read(task, source):
     return data
 
 
-def read_file(path, columns=("text",)):
+def read_file(path: str | Path, columns: Sequence[str] = ("text",)) -> Dataset:
     """Unlabelled texts of one file, by its ending; a text file has one text a line, in the column
     `text`.
 
@@ -242,7 +267,7 @@ def read_file(path, columns=("text",)):
     return data
 
 
-def check(task, data, where="the data", labelled=True):
+def check(task: Task, data: Dataset, where: str = "the data", labelled: bool = True) -> Dataset:
     """The task's columns of a data set, with labels as numbers; refuses what would give a wrong
     table.
     """
@@ -290,7 +315,7 @@ def check(task, data, where="the data", labelled=True):
     return data.cast_column("label", kind)
 
 
-def cut(train, seed=0):
+def cut(train: Dataset, seed: int = 0) -> DatasetDict:
     """Training data cut 70/10/20 into tune (early heads), scale (temperatures) and meta (meta
     classifiers).
     """
@@ -315,7 +340,7 @@ def altered(data, columns, share=0.15, limit=8000, seed=0):
     return Dataset.from_dict(copies)
 
 
-def fingerprint(data):
+def fingerprint(data: Dataset) -> str:
     """A hash of the texts and labels of a data set, in order."""
     digest = hashlib.sha256()
     for column in sorted(data.column_names):
@@ -323,7 +348,7 @@ def fingerprint(data):
     return digest.hexdigest()
 
 
-def from_texts(columns, texts):
+def from_texts(columns: Sequence[str], texts: Iterable[str | tuple[str, ...]]) -> Dataset:
     """An unlabelled data set from a list of texts, or of tuples where there are two columns."""
     rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
     return Dataset.from_dict({column: [row[i] for row in rows] for i, column in enumerate(columns)})

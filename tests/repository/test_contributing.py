@@ -5,6 +5,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import tiny
 import torch
@@ -13,6 +14,7 @@ import cats
 from cats.model.families import FAMILIES
 from cats.paper import style
 from cats.train import demo, tasks
+from cats.train.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,7 +43,6 @@ def test_the_recipes_work_as_written(added):
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"cautious", "margin"} <= set(legend)
     plt.close(figure)
-    assert tasks.find("spam").labels == ("ham", "spam")
 
 
 @pytest.mark.parametrize("model_type", ["camembert", "megatron-bert"])
@@ -61,3 +62,29 @@ def test_an_added_family_runs_in_a_cat_on_long_text(added, model_type):
         expected = model(**tokens).logits.softmax(-1)
     np.testing.assert_allclose(whole.probabilities, expected, atol=1e-5)
     assert (cat.predict(texts, epsilon=0.5).exit_layers < 3).any()
+
+
+def test_an_added_task_is_run_evaluated_and_titled(added, tmp_path):
+    tiny.model(labels=("no", "yes")).save_pretrained(tmp_path / "tiny")
+    demo.tokenizer().save_pretrained(tmp_path / "tiny")
+    for split, n in {"train": 60, "validation": 30, "test": 30}.items():
+        rows = demo.corpus("sentiment", split, n)
+        texts, labels = rows["text"][:], [("ham", "spam")[y] for y in rows["label"][:]]
+        frame = pd.DataFrame({"text": texts, "label": labels})
+        (tmp_path / "data").mkdir(exist_ok=True)
+        frame.to_csv(tmp_path / "data" / f"{split}.csv", index=False)
+    run = Run(
+        "spam",
+        str(tmp_path / "tiny"),
+        source=str(tmp_path / "data"),
+        folder=tmp_path / "run",
+        training={"epochs": 1},
+        **tiny.QUICK,
+    )
+    frame = cats.evaluate(run.table("test"), "first_exit", "meta", [0.2, 0.4], trials=2)
+    assert frame["accuracy"].between(0, 1).all() and frame["layers"].between(1, 3).all()
+    assert run.backbone.model.config.id2label == {0: "ham", 1: "spam"}
+    assert style.title(run.name) == "spam, tiny"
+    figure = style.consistency_and_layers(frame.assign(task=run.task.name), 3, by="task")
+    assert figure.axes[0].get_title() == "spam"
+    plt.close(figure)

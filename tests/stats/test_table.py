@@ -253,3 +253,23 @@ def test_other_byte_orders_and_changed_metadata(tmp_path, table):
     path.write_bytes(path.read_bytes().replace(b'{\\"', b"{\\x", 1))
     with pytest.raises(ValueError, match="not a whole"):
         ScoreTable.load(path)
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_performance_is_accuracy_or_correlation(table, regression):
+    if regression:
+        rng = np.random.default_rng(3)
+        labels = rng.normal(size=40)
+        outputs = labels[:, None, None] + rng.normal(size=(40, 3, 1))
+        table = ScoreTable(outputs, labels=labels)
+    for k in range(1, table.n_layers + 1):
+        pairs = list(zip(table.predictions[:, k - 1], table.labels))
+        if regression:
+            g, y = (np.array(column) - np.mean(column) for column in zip(*pairs))
+            expected = (g * y).sum() / np.sqrt((g**2).sum() * (y**2).sum())
+        else:
+            expected = sum(g == y for g, y in pairs) / len(pairs)
+        assert table.performance(k) == pytest.approx(expected)
+    assert table.metric == ("correlation" if regression else "accuracy")
+    with pytest.raises(ValueError, match="no labels"):
+        ScoreTable(table.logits).performance(1)

@@ -71,9 +71,16 @@ def test_nothing_left_to_train_on(tmp_path):
         load(TASK, folder(tmp_path / "d", "csv", apart=False))
 
 
-def test_a_task_of_your_own_is_one_entry(tmp_path, monkeypatch):
-    monkeypatch.setitem(TASKS, "mine", TASK)
+def test_a_task_of_your_own_is_one_line(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"unknown task 'mine'.*tasks.add"):
+        tasks.find("mine")
+    monkeypatch.setitem(TASKS, "mine", None)  # gone afterwards
+    assert tasks.add(TASK) is tasks.find("mine")
     assert len(load("mine", folder(tmp_path / "d", "csv"))["train"]) == 17
+    with pytest.raises(ValueError, match="letters, digits and underscores, not 'my-own'"):
+        Task("my-own", ("text",))
+    with pytest.raises(ValueError, match="one or two columns of text"):
+        Task("mine", "text")
 
 
 def test_label_names_become_numbers(tmp_path):
