@@ -80,8 +80,8 @@ browser: $(BROWSER)
 
 # from the notebooks of the last make figures, without a network
 site: $(SITE)
-	$(BIN)/python -m cats.paper.site build/$(PROFILE)
-	$(BIN)/mkdocs build --quiet --strict
+	@$(BIN)/python -m cats.paper.pages build/$(PROFILE)
+	$(BIN)/python -m mkdocs build --strict --config-file build/mkdocs.yml
 	@echo "The site: build/site/index.html"
 
 # bugs planted in the statistics, each of which a named test has to catch; a few are part of `make test`

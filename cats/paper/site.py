@@ -135,7 +135,8 @@ def write(paths, figures=COMMITTED):
             '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport"'
             ' content="width=device-width"><title>cats: every figure and'
             f" table</title><style>{STYLE}</style><h1>cats: every figure and"
-            f" table</h1>{explorer}<nav>{links}</nav>{body}<footer>Made by make figures.</footer></html>\n"
+            f" table</h1>{explorer}<nav>{links}</nav>{body}"
+            "<footer>Made by make figures.</footer></html>\n"
         )
     return Path(figures) / "index.html"
 

@@ -1,4 +1,4 @@
-"""The explorer in a real browser, from a file and without a network: `make browser`.
+"""The explorer and the site in a real browser, from files and without a network: `make browser`.
 
 It needs Chromium and its driver (Debian: chromium, chromium-driver) and selenium, and is skipped
 where they are not. Screenshots go to build/browser/.
@@ -18,7 +18,7 @@ pytest.importorskip("selenium", reason="there is no selenium: make browser insta
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
@@ -71,6 +71,15 @@ def whole_picture(browser, name, width, dark=False):
     path = BUILD / "browser" / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     assert browser.save_screenshot(str(path))
+
+
+def fetched(browser):
+    """What pages have asked of a network since the last look."""
+    return [
+        entry["message"]
+        for entry in browser.get_log("performance")
+        if "Network.requestWillBeSent" in entry["message"] and '"url":"http' in entry["message"]
+    ]
 
 
 def test_the_browser_computes_what_python_computes(browser, samples):
@@ -166,10 +175,31 @@ def test_it_fits_the_screen_and_is_seen_by_all(browser, size, dark):
     for control in browser.find_elements(By.CSS_SELECTOR, "input, select, button"):
         assert control.accessible_name.strip(), control.get_attribute("outerHTML")
     assert browser.get_log("browser") == []
-    asked = [
-        entry["message"]
-        for entry in browser.get_log("performance")
-        if "Network.requestWillBeSent" in entry["message"] and '"url":"http' in entry["message"]
-    ]
-    assert asked == []
+    assert fetched(browser) == []
     whole_picture(browser, f"explorer-{size}-{'dark' if dark else 'light'}", width, dark)
+
+
+@pytest.mark.skipif(not (BUILD / "site/index.html").exists(), reason="make site comes first")
+@pytest.mark.parametrize("size", SIZES)
+def test_the_site_is_read_and_searched_from_a_file(browser, size):
+    """Pages fit the screen, search finds a calibrator, and nothing is asked of a network."""
+    width, height = SIZES[size]
+    resize(browser, width, height)
+    browser.get_log("browser"), browser.get_log("performance")
+    for page in ("index", "notebooks/00_start", "api/cats.stats.calibrators"):
+        browser.get((BUILD / f"site/{page}.html").as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        whole_picture(browser, f"site-{page.split('/')[-1]}-{size}", width)
+        resize(browser, width, height)
+    browser.execute_script(
+        "const box = document.querySelector('.md-search__input'); document.getElementById("
+        "'__search').checked = true; box.focus(); box.value = 'conformal_quantile';"
+        "box.dispatchEvent(new Event('input', { bubbles: true }));"
+        "box.dispatchEvent(new KeyboardEvent('keyup', { bubbles: true }));"
+    )
+    found = WebDriverWait(browser, 60).until(
+        lambda driver: driver.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
+    )
+    assert any("cats.stats.quantiles" in link.get_attribute("href") for link in found)
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert fetched(browser) == []
