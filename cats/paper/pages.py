@@ -61,7 +61,7 @@ if (location.protocol === "file:") window.Worker = class extends EventTarget {
     };
     const script = this.frame.document.createElement("script");
     this.ready = new Promise((resolve) => script.addEventListener("load", resolve));
-    script.src = url;
+    script.src = new URL(url, document.baseURI);
     this.frame.document.body.append(script);
     this.terminate = () => frame.remove();
   }

@@ -191,12 +191,10 @@ def test_the_site_is_read_and_searched_from_a_file(browser, size):
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
         whole_picture(browser, f"site-{page.split('/')[-1]}-{size}", width)
         resize(browser, width, height)
-    browser.execute_script(
-        "const box = document.querySelector('.md-search__input'); document.getElementById("
-        "'__search').checked = true; box.focus(); box.value = 'conformal_quantile';"
-        "box.dispatchEvent(new Event('input', { bubbles: true }));"
-        "box.dispatchEvent(new KeyboardEvent('keyup', { bubbles: true }));"
-    )
+    browser.execute_script("document.getElementById('__search').click()")
+    box = browser.find_element(By.CSS_SELECTOR, ".md-search__input")
+    WebDriverWait(browser, 60).until(lambda _: box.is_displayed() and box.is_enabled())
+    box.send_keys("conformal_quantile")
     found = WebDriverWait(browser, 60).until(
         lambda driver: driver.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
     )
