@@ -2,6 +2,8 @@
 # make test      set up, then run the tests
 # make check     set up, then look at format, style, types and notebooks: a minute
 # make format    set up, then mend what a program can mend of that
+# make browser   the explorer and the site in a real browser (Debian's chromium and chromium-driver)
+# make site      notebooks as they ran, the package, the explorer: pages with search, in build/site/
 # make lab       the notebooks in JupyterLab
 # make bench     speed, as ratios in one run
 # make record    make the seconds this machine measured (figures/here/) the record in figures/
@@ -21,10 +23,12 @@ CORES   ?= 2
 BIN     := .venv/bin
 STAMP   := .venv/.installed
 SLURM   := .venv/.slurm
+BROWSER := .venv/.browser
+SITE    := .venv/.site
 HALF    := .venv/.installing
 PIP      = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help install figures record test check format mutants soak slurm bench lab clean
+.PHONY: help install figures record test browser site check format mutants soak slurm bench lab clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -52,6 +56,14 @@ $(SLURM): $(STAMP)
 	$(PIP) ".[slurm]"
 	touch $@
 
+$(BROWSER): $(STAMP)
+	$(PIP) ".[browser]"
+	touch $@
+
+$(SITE): $(STAMP)
+	$(PIP) ".[site]"
+	touch $@
+
 # FLAGS come last, after an option that takes one value: they may be options or targets
 figures: $(if $(CLUSTER),$(SLURM),$(STAMP))
 	@$(BIN)/python -m cats.paper.batch notebooks/profiles/$(PROFILE).yaml --quiet rules $(if $(LOCAL),--config local=$(LOCAL)) $(if $(CLUSTER),--profile notebooks/profiles/$(CLUSTER),--cores $(CORES)) $(FLAGS)
@@ -61,6 +73,16 @@ record: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(FLAGS)
+
+# pages and pictures of them go to build/browser/
+browser: $(BROWSER)
+	$(BIN)/python -m pytest tests/paper/test_browser.py -rs $(FLAGS)
+
+# from the notebooks of the last make figures, without a network
+site: $(SITE)
+	@$(BIN)/python -m cats.paper.pages build/$(PROFILE)
+	$(BIN)/python -m mkdocs build --strict --config-file build/mkdocs.yml
+	@echo "The site: build/site/index.html"
 
 # bugs planted in the statistics, each of which a named test has to catch; a few are part of `make test`
 mutants: $(STAMP)

@@ -84,9 +84,27 @@ EXECUTED = expand(f"{OUT}/{{notebook}}.ipynb", notebook=PARAMETERS) + expand(
 PAGES = [f"{FIGURES}/index.html"] + ([f"{HERE}/index.html"] if ALONE and HERE != FIGURES else [])
 
 
+# tables of one's own may be none yet
+EXPLORER = [f"{FIGURES}/explorer.html"] if os.path.exists(f"{TABLES}/manifest.json") else []
+
+
 rule all:
     input:
         PAGES,
+        EXPLORER,
+
+
+rule explorer:
+    input:
+        package=glob("cats/**/*.py", recursive=True) + glob("cats/paper/explorer*"),
+        tables=f"{TABLES}/manifest.json",
+    output:
+        f"{FIGURES}/explorer.html",
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    shell:
+        "python -m cats.paper.explorer {FIGURES:q}"
 
 
 rule gallery:

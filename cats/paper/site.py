@@ -127,12 +127,16 @@ def write(paths, figures=COMMITTED):
         f'<section id="{name}"><h2>{html.escape(title)}</h2>{content}</section>'
         for name, title, content in sections
     )
+    explorer = ""
+    if (Path(figures) / "explorer.html").exists():
+        explorer = '<p><a href="explorer.html">Move ε</a> and see what it costs.</p>'
     with writing(Path(figures) / "index.html") as aside:
         aside.write_text(
             '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport"'
             ' content="width=device-width"><title>cats: every figure and'
             f" table</title><style>{STYLE}</style><h1>cats: every figure and"
-            f" table</h1><nav>{links}</nav>{body}<footer>Made by make figures.</footer></html>\n"
+            f" table</h1>{explorer}<nav>{links}</nav>{body}"
+            "<footer>Made by make figures.</footer></html>\n"
         )
     return Path(figures) / "index.html"
 

@@ -115,5 +115,5 @@ def test_everything_imported_is_declared():
     assert undeclared(core) == set()
     assert undeclared(paper | notebooks, "paper", "onnx") == set()
     helpers = {path.stem for path in (ROOT / "tests").glob("*.py")}
-    assert undeclared(asked, "paper", "onnx", "test", own=("cats", *helpers)) == set()
+    assert undeclared(asked, "paper", "onnx", "test", "browser", own=("cats", *helpers)) == set()
     assert undeclared({"seaborn.axisgrid", "yaml", "json"}) == {"seaborn", "yaml"}  # extras
