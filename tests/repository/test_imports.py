@@ -113,7 +113,7 @@ def test_everything_imported_is_declared():
     tests = [path for path in (ROOT / "tests").rglob("*.py")]
     asked = set().union(*(imports(path.read_text()) for path in tests))
     assert undeclared(core) == set()
-    assert undeclared(paper | notebooks, "paper", "onnx") == set()
+    assert undeclared(paper | notebooks, "paper", "onnx", "site") == set()
     helpers = {path.stem for path in (ROOT / "tests").glob("*.py")}
     assert undeclared(asked, "paper", "onnx", "test", "browser", own=("cats", *helpers)) == set()
     assert undeclared({"seaborn.axisgrid", "yaml", "json"}) == {"seaborn", "yaml"}  # extras
