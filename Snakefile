@@ -110,6 +110,7 @@ rule explorer:
 rule gallery:
     input:
         executed=EXECUTED,
+        explorer=EXPLORER,  # the page links to it
         record=(
             [path for name in ALONE for path in glob(f"{FIGURES}/{name}*")]
             if HERE != FIGURES
