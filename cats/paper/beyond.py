@@ -62,7 +62,8 @@ def saved_figure(frame: pd.DataFrame):
     for axis in grid.axes.flat:
         style.epsilon_axis(axis, frame["epsilon"])
     grid.set(ylim=(0, 102)).set_titles("{col_name}, {row_name}", size="medium")
-    grid.set_axis_labels(style.TARGET, "layers (% of F's)")
+    grid.set_axis_labels("", "layers (% of F's)")
+    grid.figure.supxlabel(style.TARGET, fontsize="medium", y=0)
     sns.move_legend(grid, "lower center", bbox_to_anchor=(0.45, 1), ncols=4, title=None)
     return grid.figure
 
@@ -130,33 +131,40 @@ def confidence_figure(cost: pd.DataFrame, draws: int):
     """Left: how often the rest errs too often, against δ. Right: what the promise costs.
 
     Lines are means over the pairs, bars 95 % intervals: left Clopper and Pearson's for all draws
-    of all pairs, right of the mean over pairs (Student's).
+    of all pairs, right Student's for the layers added to `first_exit`, pair by pair.
     """
-    figure, axes = plt.subplots(1, 2, figsize=(7.4, 3.1), layout="constrained")
-    deltas = sorted(set(cost["delta"]))
-    looks = style.looks(cost["method"])
+    figure, axes = plt.subplots(1, 2, figsize=(7.6, 3.3), layout="constrained")
+    deltas, looks = sorted(set(cost["delta"])), style.looks(cost["method"])
+    wide = cost.pivot(index=["epsilon", "delta", "pair"], columns="method", values="layers")
+    added = wide.sub(wide["first_exit"], axis=0)
     for i, (epsilon, part) in enumerate(cost.groupby("epsilon")):
         for j, (method, look) in enumerate(looks.items()):
             at = part[part["method"] == method].groupby("delta")
-            pairs = at.size().iloc[0]
-            seen = at["above"].mean()
-            counts = (seen * draws * pairs / 100).round()
-            low = 100 * stats.beta.ppf(0.025, counts, draws * pairs - counts + 1)
-            high = 100 * stats.beta.ppf(0.975, counts + 1, draws * pairs - counts)
-            mean = at["layers"].mean()
-            wide = stats.t.ppf(0.975, max(pairs - 1, 1)) * at["layers"].sem().fillna(0)
-            shift = 1.04 ** (j - 1 + 3 * (i - 0.5))  # side by side, so that bars can be told apart
-            stroke = dict(color=look.colour, marker="os^D"[i % 4], markersize=4, capsize=2)
-            stroke |= dict(linestyle="-" if i == 0 else "--", label=f"{look.name}, ε = {epsilon:g}")
-            gaps = [(seen - np.nan_to_num(low)).clip(lower=0), (high - seen).clip(lower=0)]
-            axes[0].errorbar(seen.index * shift, seen, yerr=gaps, **stroke)
-            axes[1].errorbar(mean.index * shift, mean, yerr=wide, **stroke)
-    axes[0].plot(deltas, 100 * np.array(deltas), color="black", linewidth=1)
-    axes[0].annotate("δ, the promise", (deltas[-1], 100 * deltas[-1]), (4, 5), **style.BESIDE)
-    for axis, label in zip(axes, ("calibrations with risk > ε (%)", "layers (% of F's)")):
-        axis.set(xscale="log", xlabel="δ", ylabel=label, ylim=(0, None))
+            pairs, seen = at.size().iloc[0], at["above"].mean()
+            counts, n = (seen * draws * pairs / 100).round(), draws * pairs
+            low = np.nan_to_num(100 * stats.beta.ppf(0.025, counts, n - counts + 1))
+            high = 100 * stats.beta.ppf(0.975, counts + 1, n - counts)
+            more = added.loc[epsilon, method].groupby(level="delta")
+            half = stats.t.ppf(0.975, max(pairs - 1, 1)) * more.sem().fillna(0)
+            shift = 1.05 ** (j - 1 + 3 * (i - 0.5))  # side by side, so that bars can be told apart
+            line = dict(color=look.colour, marker=look.marker, markersize=4, capsize=2)
+            line |= dict(linestyle="-" if i == 0 else "--", label=f"{look.name}, ε = {epsilon:g}")
+            gaps = [(seen - low).clip(lower=0), (high - seen).clip(lower=0)]
+            axes[0].errorbar(seen.index * shift, seen, yerr=gaps, **line)
+            if method != "first_exit":
+                axes[1].errorbar(more.mean().index * shift, more.mean(), yerr=half, **line)
+    axes[0].plot(deltas, 100 * np.array(deltas), color="black", linewidth=1.2, label="δ, promised")
+    axes[0].set_yscale("symlog", linthresh=0.1, linscale=0.4)
+    axes[0].set_yticks([0, 0.1, 1, 10, 50], ["0", "0.1", "1", "10", "50"])
+    axes[0].set_yticks([], minor=True)
+    axes[1].axhline(0, color=looks["first_exit"].colour, linewidth=1.5)
+    names = ("calibrations with risk > ε (%)", "layers added to first_exit\n(points of F's layers)")
+    for axis, name in zip(axes, names):
+        axis.set(xscale="log", xlabel="δ", ylabel=name, ylim=(0, None))
         axis.set_xticks(deltas, deltas), axis.set_xticks([], minor=True), axis.invert_xaxis()
-    axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[0].set_ylim(0, 60)
+    axes[1].set_ylim(-0.4, None)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
 

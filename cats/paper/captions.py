@@ -80,7 +80,7 @@ CAPTIONS = {
     "40_beyond": "Layers in per cent of F's at the same promise: shared (the paper's), shared_all,"
     " first_exit, and the oracle, which sees the answers.",
     "40_beyond_delta": "Left: how often the risk on the rest of a table exceeds ε after one"
-    " calibration, against δ (black). Right: layers. Bars are 95 % intervals.",
+    " calibration, against δ (black). Right: layers added to first_exit. Bars are 95 % intervals.",
     "40_beyond_size": "Layers, consistency and calibrations without a promise against the number of"
     " calibration inputs. Shaded: 5th to 95th percentile; dashed: those of the exact law.",
     "41_exact_law": "Covered test inputs over random splits of real tables (bars) and the exact law"

@@ -747,3 +747,142 @@ def scale(read: Files) -> Facts:
         widest=f"{written(wide['task'])} under {written(wide['model'])}",
         wide=wide["disk"],
     )
+
+
+# --- the whole: for figures/README.md and the README
+
+BACKBONES = {"mobilebert-uncased": "main", "bge-small-en-v1.5": "small"}
+
+
+def _one(frame: pd.DataFrame, **where: Any) -> pd.Series | None:
+    """The row where these columns have these values; None where there is none."""
+    for column, value in where.items():
+        close = np.isclose(frame[column], value) if isinstance(value, float) else None
+        frame = frame[frame[column] == value if close is None else close]
+    return frame.iloc[0] if len(frame) else None
+
+
+@about("found")
+def found(read: Files) -> Facts:
+    """What was found, all in all, from the committed figures: nested by task."""
+    ours = read("21_tasks_and_features_table_2")
+    performance: dict[str, dict] = {}
+    for row in ours.itertuples():
+        both = performance.setdefault(row.task, {"paper": row[-1]})
+        both[BACKBONES.get(row.backbone, row.backbone)] = row.F
+    sweep, printed = read("22_consistency"), read("22_consistency_paper")
+    swept, listed, exits = {}, {}, {}
+    means, results = read("24_exit_layers_means"), read("23_tables")
+    for task in dict.fromkeys(sweep["task"]):
+        where = dict(task=task, method="shared", measure="meta")
+        at, theirs = _one(sweep, **where, epsilon=0.05), _one(printed, **where, target=0.95)
+        swept[task] = dict(
+            consistency=100 * at["consistency_mean"],
+            share=100 * at["layers_mean"] / PAPER_LAYERS,
+            paper_consistency=theirs["consistency_paper"],
+            paper_share=theirs["share_paper"],
+        )
+        first, shared = (
+            _one(results, task=task, method=f"{method}/meta", target=0.95)
+            for method in ("first_exit", "shared")
+        )
+        listed[task] = dict(
+            shared=shared["layers"],
+            first_exit=first["layers"],
+            consistency=first["consistency"],
+            paper=shared["layers_paper"],
+        )
+        low, high = (_one(means, task=task, method="shared", epsilon=e) for e in (0.05, 0.2))
+        exits[task] = dict(low=low["layers"], high=high["layers"])
+    ratio = 1 - results.pivot(index=["task", "target"], columns="method", values="layers").eval(
+        "`first_exit/meta` / `shared/meta`"
+    )
+    naive, ltt = (
+        _one(read("30_naive"), task="ag_news", method=method, target=0.95)
+        for method in ("naive/meta", "ltt/meta")
+    )
+    measured = read("31_measures")
+    by_measure = {
+        task: {
+            name: _one(measured, task=task, method=f"shared/{name}", target=0.95)
+            for name in ("meta", "sm")
+        }
+        for task in ("ag_news", "vitaminc")
+    }
+    small = _one(
+        read("32_other_backbones"),
+        backbone="bge-small-en-v1.5",
+        task="ag_news",
+        method="shared",
+        measure="meta",
+        epsilon=0.05,
+    )
+    cost = read("43_choosing_cost").set_index("task")
+    return dict(
+        performance=performance,
+        swept=swept,
+        listed=listed,
+        exits=exits,
+        saved=dict(median=ratio.median(), low=ratio.min(), high=ratio.max()),
+        naive=naive.to_dict(),
+        ltt=ltt.to_dict(),
+        measures={
+            task: {name: row["layers"] for name, row in rows.items()}
+            | {f"paper_{name}": row["layers_paper"] for name, row in rows.items()}
+            for task, rows in by_measure.items()
+        },
+        small=small.to_dict(),
+        features=features(read),
+        beyond=beyond(read),
+        theorems=theorems(read),
+        law=exact_law(read),
+        heads=heads(read),
+        choosing=choosing(read) | cost.T.to_dict(),
+        risk=risk(read, n_layers=PAPER_LAYERS, epsilon=0.05),
+        scale=scale(read),
+        worth=_worth(read.folder),
+        time=_time(read.folder),
+        versus=_versus(read.folder),
+    )
+
+
+def _worth(folder: Path) -> Facts:
+    """What Table 1's features are worth in layers, over the demo's runs."""
+    worth, hidden = [], []
+    for path in sorted(folder.glob("04_meta_classifiers_features-*-demo-0.csv")):
+        layers = pd.read_csv(path).set_index("features")["layers"]
+        without = layers.filter(like="without") - layers["all"]
+        hidden.append(without.pop("without hidden"))
+        worth.append(without.max())
+    return dict(most=max(worth), low=min(hidden), high=max(hidden))
+
+
+def _time(folder: Path) -> Facts:
+    """Time at batch 32 beside layers, as one named run measured it."""
+    frame = pd.read_csv(folder / "25_efficiency.csv")
+    many = next(name for name in frame if name.startswith("batch 32"))
+    over = frame[many] / frame["share_32"]
+    at = [
+        _one(frame, task="ag_news", method=f"{method}/meta", target=0.9)
+        for method in ("shared", "first_exit")
+    ]
+    measured = read_json(folder / "25_efficiency.json")["measured"]
+    return dict(
+        shared=at[0][many],
+        first_exit=at[1][many],
+        paper=at[0]["paper_time"],
+        median=over.median(),
+        low=over.min(),
+        high=over.max(),
+        **{name: measured[name] for name in ("machine", "date", "repeats")},
+    )
+
+
+def _versus(folder: Path) -> Facts:
+    """The CAT beside the same exits that wait for the slowest, on the real encoder."""
+    frame = pd.read_csv(folder / "26_comparison-ag_news-bge-small-en-v1.5-0.csv")
+    frame["setting"] = pd.to_numeric(frame["setting"], errors="coerce")
+    ours, waiting = (
+        _one(frame, what=what, setting=0.05) for what in ("CAT", "waiting for the slowest")
+    )
+    return dict(cat=100 * ours["relative_time"], waiting=100 * waiting["relative_time"])

@@ -305,7 +305,7 @@ def auroc_by_layer(areas):
     for axis, ((backbone, task), panel) in zip(axes.flat, panels):
         for measure, part in panel.groupby("measure", sort=False):
             axis.plot(part["layer"], part["auroc"], **lines[measure])
-        coin(axis)
+        coin(axis, label=axis is axes.flat[0])
         axis.set_title(f"{written(task)}\n{written(backbone)}")
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     for axis in axes.flat[len(panels) :]:

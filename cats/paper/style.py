@@ -275,11 +275,12 @@ def promise_zone(axis):
     axis.axhspan(-100, 0, color="#888888", alpha=0.18, linewidth=0, zorder=0)
 
 
-def coin(axis):
+def coin(axis, label=True):
     """A line at 0.5, the AUROC of a coin."""
     axis.axhline(0.5, color="black", linewidth=0.8, linestyle=":", zorder=0)
-    place = dict(xycoords=axis.get_yaxis_transform(), va="bottom", ha="left")
-    axis.annotate("a coin", (0.01, 0.5), fontsize="small", color="#444444", **place)
+    place = dict(xycoords=axis.get_yaxis_transform(), va="top", ha="right")
+    if label:
+        axis.annotate("a coin", (0.99, 0.49), fontsize="small", color="#444444", **place)
 
 
 def label_ends(axis, ends, gap=0.062):
