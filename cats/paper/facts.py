@@ -843,6 +843,23 @@ def found(read: Files) -> Facts:
         worth=_worth(read.folder),
         time=_time(read.folder),
         versus=_versus(read.folder),
+        watched=_watched(read),
+        cascade=_one(read("51_cascade"), method="first_exit", epsilon=0.1).to_dict(),
+    )
+
+
+def _watched(read: Files) -> Facts:
+    """How often the monitor alarms for nothing, and what recalibration gives back."""
+    quiet, again = read("45_monitor_quiet"), read("45_monitor_again")
+    rate = 100 * quiet["alarms"] / quiet["streams"]
+    kept = rate[(quiet["way"] == "monitor") & (quiet["threshold"] != "first_exit")]
+    hard = again[again["part"] == "hardest quarter"]
+    return dict(
+        streams=quiet["streams"].iloc[0],
+        kept=spread(kept),
+        naive=spread(rate[quiet["way"] == "p-values"]),
+        shifted=spread(100 * hard["shifted"], "{:.0f}"),
+        recalibrated=100 * hard["recalibrated"].min(),
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from IPython.display import Markdown
 
 from cats.paper import style
@@ -38,7 +39,7 @@ class _Fields(string.Formatter):
     def format_field(self, value, form):
         if isinstance(value, float) and math.isnan(value):
             raise ValueError("a fact of this reading is not a number: leave it out with None")
-        if isinstance(value, bool) or type(value).__name__ == "bool_":
+        if isinstance(value, (bool, np.bool_)):
             return "yes" if value else "no"
         return super().format_field(value, form)
 

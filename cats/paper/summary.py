@@ -16,7 +16,6 @@ from cats.paper.links import contents
 from cats.paper.places import COMMITTED, ROOT
 
 LONG = 16  # rows of a table that is folded
-MARKS = ("<!-- found -->", "<!-- /found -->")
 HEAD = """# Every figure and table
 
 Made by `make figures`, one notebook each; this page by `python -m cats.paper.summary`. Beside each
@@ -39,11 +38,20 @@ def filled(name: str, folder: Path = COMMITTED) -> str:
     return reading.fill(text, facts("found", folder=folder))
 
 
+def wrapped(text: str) -> str:
+    """Lines at most 100 columns wide, a bullet's indented; a number stays with its sign."""
+    wrap = dict(width=98, break_long_words=False, break_on_hyphens=False)
+    kept = re.sub(r"(?<=[\d%]) (?=[%→])|(?<=[=≥]) (?=\d)|(?<=ε) (?==)", "\N{NO-BREAK SPACE}", text)
+    lines = [
+        textwrap.fill(line, **wrap, subsequent_indent="  " if line.startswith("- ") else "")
+        for line in kept.splitlines()
+    ]
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+
+
 def found(folder: Path = COMMITTED) -> str:
-    """The README's block: a bullet a finding, at most 100 columns wide."""
-    wrap = dict(width=98, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    lines = filled("summary", folder).splitlines()
-    return "\n".join(textwrap.fill(line, **wrap) for line in lines)
+    """The README's findings, a bullet each."""
+    return wrapped(filled("summary", folder))
 
 
 def stems(notebook: str, folder: Path) -> list[str]:
@@ -94,9 +102,13 @@ def page(folder: Path = COMMITTED) -> str:
 
 
 def readme(text: str, folder: Path = COMMITTED) -> str:
-    """The README with its block of findings anew."""
-    start, end = (text.index(mark) for mark in MARKS)
-    return text[: start + len(MARKS[0])] + "\n" + found(folder) + "\n" + text[end:]
+    """The README with its blocks anew: the caption of its picture, and what was found."""
+    blocks = {"caption": wrapped(f"*{caption('22_consistency')}*"), "found": found(folder)}
+    for name, block in blocks.items():
+        opening, closing = f"<!-- {name} -->", f"<!-- /{name} -->"
+        before, _, rest = text.partition(opening)
+        text = f"{before}{opening}\n{block}\n{closing}{rest.partition(closing)[2]}"
+    return text
 
 
 def write(folder: Path = COMMITTED) -> None:
@@ -112,4 +124,7 @@ def write(folder: Path = COMMITTED) -> None:
 
 
 if __name__ == "__main__":
-    write()
+    try:
+        write()
+    except (FileNotFoundError, LookupError, TypeError, StopIteration) as error:
+        print(f"READMEs left as they are: figures/ lacks results of the shipped tables ({error})")

@@ -12,11 +12,23 @@ from cats.paper.places import COMMITTED, ROOT
 
 TEMPLATES = sorted(reading.READINGS.glob("[0-9][0-9].md"))
 READ = sorted(COMMITTED.glob("*_reading*.md"))
-ALONE = [  # all their facts are in files
-    "01_tasks", "11_theorems", "21_tasks_and_features", "22_consistency", "23_tables",
-    "24_exit_layers", "30_naive", "31_measures", "32_other_backbones", "40_beyond",
-    "41_exact_law", "42_heads", "43_choosing", "60_scale",
-]  # fmt: skip
+# all their facts are in files
+ALONE = [
+    "01_tasks",
+    "11_theorems",
+    "21_tasks_and_features",
+    "22_consistency",
+    "23_tables",
+    "24_exit_layers",
+    "30_naive",
+    "31_measures",
+    "32_other_backbones",
+    "40_beyond",
+    "41_exact_law",
+    "42_heads",
+    "43_choosing",
+    "60_scale",
+]
 
 
 def of_template(path):
@@ -117,9 +129,12 @@ def test_exits_are_read_from_their_means(tmp_path):
     rows = [
         ("imdb", method, e, layers, 0.99 - e, 1000, 1000, 0.5, 0.1)
         for method, e, layers in (
-            ("shared", 0.05, 8), ("shared", 0.2, 5), ("first_exit", 0.05, 7), ("first_exit", 0.2, 6)
+            ("shared", 0.05, 8),
+            ("shared", 0.2, 5),
+            ("first_exit", 0.05, 7),
+            ("first_exit", 0.2, 6),
         )
-    ]  # fmt: skip
+    ]
     columns = "task method epsilon layers consistency validation test half last".split()
     pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "24_exit_layers_means.csv", index=False)
     found = facts.facts("24_exit_layers", folder=tmp_path)
