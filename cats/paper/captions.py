@@ -98,6 +98,11 @@ CAPTIONS = {
     " promise is kept.",
     "44_risk_groups": "Consistency of the worst class and layers, with one threshold for all, one a"
     " class, and the largest for all.",
+    "45_monitor": "A monitor over streams of inputs: quiet while the promise is kept, an alarm"
+    " after a shift.",
+    "45_monitor_again": "Consistency before a shift, after it, and recalibrated on audited inputs.",
+    "45_monitor_quiet": "False alarms of the monitor, and of p-values looked at again and again.",
+    "51_cascade": "A cascade of models, cheap to dear: agreement and cost against 1 − ε.",
     "50_your_own_model_exits": "Where held-out texts leave the CAT that was just fitted.",
     "60_scale": "GPU hours, disk and memory of every stage of the paper's runs.",
     "60_scale_stages": "GPU hours, disk and memory by stage, largest task, logarithmic.",
