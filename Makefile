@@ -102,6 +102,7 @@ check: $(STAMP)
 	$(BIN)/nbstripout --verify $(NOTEBOOKS)
 
 format: $(STAMP)
+	$(BIN)/python -m cats.paper.links
 	$(BIN)/nbstripout $(NOTEBOOKS)
 	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format

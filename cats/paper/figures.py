@@ -5,15 +5,19 @@ In the first two colour is what a layer predicts: one a class, or a scale for re
 named by row and label, never by text.
 """
 
+from itertools import cycle
+
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from cats.paper.style import MEASURES, looks, written
+from cats.paper.style import MEASURES, coin, looks, written
+from cats.stats.exits import exit_layers
 
 # Okabe and Ito's
 CLASSES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
@@ -199,6 +203,88 @@ def confidences(table, rows, thresholds, exit_layers, names=()):
     return figure
 
 
+def way_data(table, row, exit_layer):
+    """The numbers behind `way_through`."""
+    layers = np.arange(1, table.n_layers + 1)
+    return pd.DataFrame(
+        {
+            "row": row,
+            "layer": layers,
+            "prediction": table.predictions[row],
+            "confidence": [*table.scores()[row], np.nan],
+            "run": layers <= exit_layer,
+        }
+    )
+
+
+def easy_and_hard(table, exits):
+    """Two inputs that F gets right, not picked by hand: {"easy": row, "hard": row}.
+
+    Easy: the first that leaves in the first quarter of the layers and on which all layers agree
+    with F. Hard: the first that leaves in the last quarter and changes its prediction at least
+    twice. Where there is none, the first that leaves in that quarter, else the first or last to
+    leave.
+    """
+    first = lambda *rules: next(int(rule.argmax()) for rule in rules if rule.any())
+    l, right = table.n_layers, table.correct[:, -1]
+    changes = (~table.agree(table.predictions[:, 1:], table.predictions[:, :-1])).sum(axis=1)
+    early, late = right & (exits <= l / 4), right & (exits > 3 * l / 4)
+    return {
+        "easy": first(early & table.consistent.all(axis=1), early, exits == exits.min()),
+        "hard": first(late & (changes >= 2), late, exits == exits.max()),
+    }
+
+
+def confidences_data(table, rows):
+    """The numbers behind `confidences`."""
+    return pd.concat(
+        pd.DataFrame(
+            {
+                "example": name,
+                "row": i,
+                "layer": range(1, table.n_layers),
+                "prediction": table.predictions[i, :-1],
+                "consistent": table.consistent[i],
+                "confidence": table.scores()[i],
+            }
+        )
+        for name, i in rows.items()
+    )
+
+
+def three_inputs(scores, consistent):
+    """Three inputs layer by layer: the first on which all layers agree with F, and two others."""
+    whole = consistent.all(axis=1)
+    pick = [int(np.argmax(whole)), *np.flatnonzero(~whole)[:2]]
+    figure, axes = plt.subplots(1, 3, figsize=(9, 2.4), sharey=True, layout="constrained")
+    layers = np.arange(1, scores.shape[1] + 1)
+    for axis, i in zip(axes, pick):
+        right = consistent[i]
+        axis.plot(layers, scores[i], color="#999999", zorder=1)
+        axis.scatter(layers[right], scores[i][right], color="#0072B2", label="$F_k = F$")
+        crosses = dict(color="#D55E00", marker="X", label="$F_k ≠ F$")
+        axis.scatter(layers[~right], scores[i][~right], **crosses)
+        axis.set(title=f"input {i}", xlabel="layer k", ylim=(-0.05, 1.05))
+    axes[0].set_ylabel("confidence $M_k(x)$")
+    axes[1].legend(loc="lower right", frameon=True)
+    return figure
+
+
+def exits_by_epsilon(scores, thresholds, n_layers):
+    """The share of inputs that leave at each layer, a line an ε: {ε: thresholds} in."""
+    figure, axis = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
+    for (epsilon, taus), colour in zip(
+        thresholds.items(), cycle(("#56B4E9", "#0072B2", "#D55E00"))
+    ):
+        out = exit_layers(scores, taus)
+        share = np.bincount(out, minlength=n_layers + 1)[1:] / len(out)
+        look = dict(marker="o", markersize=4, color=colour, label=f"ε = {epsilon}")
+        axis.plot(range(1, n_layers + 1), share, **look)
+    axis.set(xlabel="exit layer", ylabel="share of inputs", ylim=(0, None))
+    axis.legend()
+    return figure
+
+
 def auroc_by_layer(areas):
     """One panel for each task and backbone of a frame with task, backbone, measure, layer and
     auroc; one line a measure.
@@ -219,12 +305,13 @@ def auroc_by_layer(areas):
     for axis, ((backbone, task), panel) in zip(axes.flat, panels):
         for measure, part in panel.groupby("measure", sort=False):
             axis.plot(part["layer"], part["auroc"], **lines[measure])
-        axis.set_title(f"{written(task)}\n{written(backbone)}", fontsize=8)
+        coin(axis, label=axis is axes.flat[0])
+        axis.set_title(f"{written(task)}\n{written(backbone)}")
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
     handles = [Line2D([], [], label=measure, **line) for measure, line in lines.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
-    figure.supxlabel("layer k", fontsize=9)
-    figure.supylabel("AUROC for $F_k = F$", fontsize=9)
+    figure.supxlabel("layer k", fontsize="medium")
+    figure.supylabel("AUROC for $F_k = F$", fontsize="medium")
     return figure

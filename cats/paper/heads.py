@@ -2,6 +2,8 @@
 left to the oracle (notebook 42).
 """
 
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -10,6 +12,9 @@ from matplotlib.figure import Figure
 from cats.paper.style import RECIPES, looks, written
 from cats.stats.table import ScoreTable
 from cats.stats.trials import auroc, evaluate, oracle_exits, settled_exits
+
+if TYPE_CHECKING:
+    from cats.train.run import Run
 
 
 def by_layer(tables: dict[tuple[str, str], ScoreTable]) -> pd.DataFrame:
@@ -87,3 +92,28 @@ def draw(consistency: pd.DataFrame, used: pd.DataFrame) -> Figure:
 def title(task: str, backbone: str) -> str:
     """A pair as a reader knows it."""
     return f"{written(task)}, {written(backbone)}"
+
+
+def ablation(
+    run: "Run", name: str, epsilons: list[float], trials: int, seed: int = 0
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """One change of the recipe at a time, on a run's validation split: the numbers, and the table a
+    reader sees.
+    """
+    from cats.train.fit import find_recipe
+
+    variants = {
+        "labels, [CLS] (paper)": find_recipe("paper"),
+        "F's prediction, [CLS]": find_recipe("paper", targets="prediction"),
+        "F's softmax, [CLS]": find_recipe("paper", targets="softmax"),
+        "labels, [CLS] and mean": find_recipe("paper", reads="cls+mean"),
+        "F's softmax, [CLS] and mean": find_recipe("distilled", targets="softmax"),
+        "F's prediction, [CLS] and mean (distilled)": find_recipe("distilled"),
+    }
+    parts = {(name, label): run.by(r).table("validation") for label, r in variants.items()}
+    steps = layers(parts, epsilons, trials, seed)
+    wide = steps.pivot(index="recipe", columns="epsilon", values="layers").loc[list(variants)]
+    first = by_layer(parts).query("layer == 1").set_index("recipe")["consistency"]
+    shown = wide[epsilons].map("{:.2f}".format).rename(columns="ε = {:g}".format)
+    shown.insert(0, "layer 1 agrees", first.map("{:.3f}".format))
+    return steps, shown.reset_index()

@@ -1,4 +1,4 @@
-"""Pictures and readings of the notebooks on promises: 11 (theorems), 43 (choosing), 44 (losses and
+"""Pictures of the notebooks on promises: 11 (theorems), 43 (choosing), 44 (losses and
 groups).
 """
 
@@ -6,10 +6,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from scipy.stats import norm
+from scipy.stats import kstwo, norm
 
 from cats.paper import style
-from cats.stats import choosing, validity
+from cats.stats import trials, validity
+from cats.stats.calibrators import METHODS
 
 WIDE = norm.isf(0.005)  # 99 % intervals over trials
 
@@ -35,14 +36,17 @@ def coverage_figure(covered, n, epsilon):
         axis.set(title=f"{method}, n={n}, ε={epsilon}", xlabel="true coverage  P(V ≤ τ)")
         axis.set_ylabel("density")
         axis.legend(loc="upper left")
+    size = min(len(uniform) for _, uniform in covered.values())
+    band = kstwo.isf(0.01, size)
+    axes[2].axhspan(-band, band, color="#888888", alpha=0.18, linewidth=0)
+    axes[2].axhline(0, color="black", linewidth=0.8)
     for method, (_, uniform) in covered.items():
-        steps = (np.arange(len(uniform)) + 0.5) / len(uniform)
-        axes[2].plot(steps, np.sort(uniform), color=style.METHODS[method].colour, label=method)
-    axes[2].axline((0, 0), slope=1, color="black", linewidth=0.8)
-    axes[2].set(
-        title="coverage through its own law", xlabel="expected", ylabel="seen", aspect="equal"
-    )
-    axes[2].legend()
+        steps, look = (np.arange(len(uniform)) + 0.5) / len(uniform), style.METHODS[method]
+        line = dict(color=look.colour, marker=look.marker, markevery=len(steps) // 8, markersize=4)
+        axes[2].plot(steps, np.sort(uniform) - steps, label=method, linewidth=1.2, **line)
+    axes[2].set(xlabel="expected", ylabel="seen − expected", ylim=(-2 * band, 2 * band))
+    axes[2].set_title("through its own law (grey: 99 % band)")
+    axes[2].legend(loc="upper center", ncols=3, fontsize="small", columnspacing=1)
     return figure
 
 
@@ -57,7 +61,7 @@ def coverage_data(covered):
 def checks_figure(checks, broken):
     """Where each check fell in its interval, drawn from 0 to 1; controls below the line."""
     every = [*checks, *broken]
-    figure, axis = plt.subplots(figsize=(7, 1 + 0.19 * len(every)), layout="constrained")
+    figure, axis = plt.subplots(figsize=(7.4, 1 + 0.2 * len(every)), layout="constrained")
     for y, check in enumerate(every):
         width = max(check.high - check.low, 1e-9)
         place = np.clip((check.seen - check.low) / width, -0.45, 1.45)
@@ -66,7 +70,7 @@ def checks_figure(checks, broken):
     axis.axvspan(0, 1, color="#0072B2", alpha=0.1, label="had to fall here")
     axis.axhline(len(checks) - 0.5, color="black", linewidth=0.8)
     names = [c.claim for c in checks] + [f"control: {c.claim}" for c in broken]
-    axis.set_yticks(range(len(every)), names, fontsize=7)
+    axis.set_yticks(range(len(every)), names, fontsize=8)
     axis.set(xlabel="position in its interval (clipped)", xlim=(-0.5, 1.5))
     axis.invert_yaxis()
     axis.legend(loc="upper right")
@@ -100,31 +104,6 @@ def choosing_figure(risk, used, task, epsilon, title):
     right.set(xlabel="", ylabel="layers used", title=title)
     right.legend(title=None)
     return figure
-
-
-def choosing_reading(risk, missed, used, task, epsilon, layers, delta):
-    """Notebook 43's result in words, from its numbers."""
-    n = risk.index.get_level_values("n")[0]
-    looked, apart = (risk.loc[n, way] for way in (choosing.LOOKED, choosing.APART))
-    low, high = (looked["risk", "mean"] + s * WIDE * looked["risk", "sem"] for s in (-1, 1))
-    most = risk.index.get_level_values("n")[-1]
-    safe, there = (risk.loc[most, way] for way in (choosing.BAND, choosing.LOOKED))
-    rate, some = (missed[what].unstack("method").max() for what in ("missed", "somewhere"))
-    price = used["layers"].unstack("method").eval("band / first_exit - 1")
-    return (
-        f"With n = {n} on {style.written(task)}, the {layers} layers that looked best gave"
-        f" a risk of **{looked['risk', 'mean']:.3f}** (99 % interval {low:.3f} to {high:.3f}) where"
-        f" {epsilon} was promised; chosen on other inputs {apart['risk', 'mean']:.3f}. With n ="
-        f" {most}: {there['risk', 'mean']:.3f}, and with `band` {safe['risk', 'mean']:.3f}"
-        f" ({safe['layers', 'mean']:.1f} layers instead of {there['layers', 'mean']:.1f}: to choose"
-        " among so many sets costs much). With ε chosen by its savings the risk exceeded it in up"
-        f" to {rate['ltt']:.1%} (`ltt`), {rate['pac']:.1%} (`pac`) and {rate['band']:.1%} (`band`)"
-        f" of the calibrations; at *some* ε it did in up to {some['ltt']:.1%}, {some['pac']:.1%}"
-        f" and {some['band']:.1%}, where {delta:.0%} is the promise (the risk is that of a finite"
-        " rest of the table, which adds a little). To be free to choose ε costs"
-        f" {price.min():.0%} to {price.max():.0%} more layers than `first_exit`. The rule: fix ε,"
-        " measure and layers first; or choose on inputs that do not calibrate; or use `band`."
-    )
 
 
 # --- 44
@@ -162,20 +141,25 @@ def groups_table(groups):
     return worst.add_prefix("worst class, ").join(used[worst.columns].add_prefix("layers, "))
 
 
-def risk_reading(means, report, n_layers, epsilon):
-    """Notebook 44's result in words, from its numbers."""
-    lines = [
-        f"* mean |G − F| at most {row.alpha}: seen **{row.loss:.3f}** with {row.layers:.1f} of"
-        f" {n_layers} layers; mean |G − Y| {row.error:.3f}, F's own {row.error_of_F:.3f}"
-        for row in means[means["error"].notna()].itertuples()
+# --- 10
+
+
+def flat(summary):
+    """`cats.summary` with one level of columns, for a CSV."""
+    return summary.set_axis([f"{a}_{b}" for a, b in summary.columns], axis=1).reset_index()
+
+
+def promised_and_achieved(frame, epsilon):
+    """What each method promises, and the mean consistency, bound and layers at one ε."""
+    means = trials.summary(frame).xs("mean", axis=1, level=1).reset_index()
+    said = {
+        "none": "nothing",
+        "bound": "its bound",
+        "marginal": "P(G=F) ≥ 1-ε",
+        "pac": "P(risk ≤ ε) ≥ 0.99",
+    }
+    means["promise"] = [
+        said[METHODS[m].guarantee] if m in METHODS else "sees the answers" for m in means["method"]
     ]
-    over = int((means["loss"] > means["alpha"]).sum())
-    one, largest = (report[f"worst class, {w}"] for w in ("one threshold", "the largest for all"))
-    more = report["layers, the largest for all"] - report["layers, one threshold"]
-    return (
-        "On STS-B:\n\n" + "\n".join(lines) + f"\n\nOf {len(means)} promises of a mean loss {over}"
-        " are exceeded by the mean over splits. In classes: one threshold for all leaves the worst"
-        f" class at {one.min():.1%} to {one.max():.1%} where {1 - epsilon:.0%} is wanted; the"
-        f" largest of the classes' thresholds at {largest.min():.1%} to {largest.max():.1%}, for"
-        f" {more.min():.1f} to {more.max():.1f} layers more."
-    )
+    columns = ["method", "promise", "consistency", "bound", "layers"]
+    return means[np.isclose(means["epsilon"], epsilon)][columns].round(3).reset_index(drop=True)

@@ -188,7 +188,67 @@ def show(name, numbers, values, tasks, parameters=None, inputs=None, first="meth
         )
     shown, grey = layout(part, values, first)
     inputs = {task: sha256 for task, sha256 in (inputs or {}).items() if task in set(part["task"])}
-    return style.save_table(name, part.dropna(axis=1, how="all"), shown, grey, parameters, inputs)
+    groups = {
+        _heading(task, value): (written(task), HEADINGS.get(value, value))
+        for task in dict.fromkeys(part["task"])
+        for value in values
+    }
+    look = dict(heads=groups, bold=_best(shown, grey, first))
+    data = part.dropna(axis=1, how="all")
+    return style.save_table(name, data, shown, grey, parameters, inputs, **look)
+
+
+def _best(shown, grey, first):
+    """(row, column) of the fewest layers of each task and target, among rows that promise."""
+    block = shown[first].str.startswith("target ").cumsum()
+    counted = [column for column in shown if column.endswith("layers")]
+    best = []
+    for column in counted:
+        layers = pd.to_numeric(shown[column].str.split().str[0], errors="coerce")
+        layers = layers.drop(list(grey))
+        for _, part in layers.dropna().groupby(block):
+            best += [(row, column) for row in part.index[part == part.min()]]
+    return best
+
+
+def with_first_exit(frame):
+    """Trials of `shared` with those of `first_exit` as one more column, measure by measure."""
+    keys = [*KEYS, "trial"]
+    first = frame[frame["method"].str.startswith("first_exit")]
+    named = first["method"].str.replace("first_exit", "shared")
+    first = first.assign(method=named, first_exit=first["layers"])[[*keys, "first_exit"]]
+    return frame[frame["method"].str.startswith("shared")].merge(first, on=keys)
+
+
+def trial_figure(frame, methods, seed=0):
+    """Every trial's consistency minus its target (dots) and the mean bound (ticks), a line a task
+    and target, a colour a method.
+    """
+    targets = sorted(set(frame["target"]), reverse=True)
+    lines = [(task, target) for task in dict.fromkeys(frame["task"]) for target in targets][::-1]
+    looks = {method: style.METHODS[method.partition("/")[0]] for method in methods}
+    jitter = np.random.default_rng(seed).uniform(-0.12, 0.12, frame["trial"].nunique())
+    figure, axis = plt.subplots(figsize=(5.4, 0.9 + 0.42 * len(lines)), layout="constrained")
+    groups = frame[frame["method"].isin(methods)].groupby(["task", "target", "method"])
+    tick = dict(marker="|", markersize=15, markeredgewidth=2, linestyle="")
+    for (task, target, method), part in groups:
+        y = lines.index((task, target)) + (0.18 if method == methods[0] else -0.18)
+        dots = dict(marker=".", linestyle="", color=looks[method].colour, alpha=0.6)
+        axis.plot(part["consistency"] - 100 * target, y + jitter, **dots)
+        axis.plot(part["bound"].mean() - 100 * target, y, color=looks[method].colour, **tick)
+    axis.axvline(0, color="black", linewidth=0.8, zorder=0)
+    axis.axvspan(-100, 0, color="#888888", alpha=0.18, linewidth=0, zorder=0)
+    ends = (frame["consistency"] - 100 * frame["target"]).agg(["min", "max"])
+    axis.set(xlabel="consistency − target, percentage points (shaded: below)")
+    axis.set(xlim=(min(ends["min"], -1) - 0.5, ends["max"] + 0.5), ylim=(-0.6, len(lines) - 0.4))
+    axis.set_yticks(range(len(lines)), [f"{written(task)}  {100 * t:g} %" for task, t in lines])
+    marks = [
+        Line2D([], [], marker=".", linestyle="", color=look.colour, label=method)
+        for method, look in looks.items()
+    ]
+    tick |= dict(markersize=9, color="black", label="bound, mean")
+    figure.legend(handles=[*marks, Line2D([], [], **tick)], loc="outside upper center", ncols=3)
+    return figure
 
 
 def layer_shares(numbers, other=None):

@@ -19,6 +19,7 @@ import nbformat
 from nbconvert.filters import markdown2html
 
 from cats._io import writing
+from cats.paper.captions import caption
 from cats.paper.places import COMMITTED
 
 STYLE = """
@@ -83,6 +84,7 @@ def section(path, figures=COMMITTED):
     path, notebook = Path(path), nbformat.read(path, as_version=4)
     intro = next(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     title, _, intro = intro.lstrip("# ").partition("\n")
+    intro = re.sub(r"^\[(?:← |map).*\n", "", intro, flags=re.M)  # links between notebooks
     outputs = [
         output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
     ]
@@ -100,14 +102,16 @@ def section(path, figures=COMMITTED):
             f'<a href="{html.escape(file.name)}">{html.escape(file.suffix[1:])}</a>'
             for file in sorted(Path(figures).glob(f"{picture.stem}.*"))
         )
+        said = html.escape(caption(picture.stem))
         parts.append(
-            f'<figure><img src="{html.escape(picture.name)}"'
-            f' alt="{html.escape(picture.stem)}"><figcaption>{html.escape(picture.stem)}:'
+            f'<figure><img src="{html.escape(picture.name)}" alt="{said}"><figcaption>{said}'
             f" {links}</figcaption></figure>"
         )
     tables = sorted(Path(figures).glob(f"{pattern}.md"))
     for table in sorted(tables, key=lambda table: "_reading" in table.stem):  # readings come last
         parts.append(f'<div class="wide">{markdown2html(table.read_text())}</div>')
+    if any("_reading" in table.stem for table in tables):
+        read = []
     if notes := record(figures, pattern):
         read = [" ".join(notes)]  # the reading is among the files
     return title, "\n".join(parts + [markdown2html(plain(text)) for text in read[-1:]])

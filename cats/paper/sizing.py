@@ -12,11 +12,16 @@ the tokens of an input:
 """
 
 import pandas as pd
+import seaborn as sns
 import torch
+import yaml
 
 from cats.model.cost import ends_macs, layer_macs
+from cats.paper.places import DATA, ROOT
+from cats.paper.style import MODELS, palette, written
 from cats.paper.timing import random_backbone
 from cats.train.states import CHUNK, TOKENS
+from cats.train.tasks import find
 
 ADAM = 16  # bytes a parameter: weight, gradient and two moments in float32
 HUB = {
@@ -135,3 +140,57 @@ def stages(
         ],
         columns=["stage", "hours", "disk", "memory"],
     )
+
+
+NEEDS = {"hours": "GPU hours", "disk": "disk (GB)", "memory": "memory (GB)"}
+
+
+def needs(profile, speed, disk, tokens, training_rows):
+    """Every stage of every run of a profile: hours, disk and memory."""
+    table2 = pd.read_csv(DATA / "paper" / "table2_datasets.csv", index_col="task")
+    path = ROOT / "notebooks" / "profiles" / f"{profile}.yaml"
+    parts = []
+    for run in yaml.safe_load(path.read_text())["runs"]:
+        size, training = table2.loc[run["task"]], run["training"]
+        backbone = shaped(run["model"], find(run["task"]).n_outputs)
+        found = stages(
+            backbone,
+            training_rows.get(run["task"], size["train"]),
+            size["dev"] + size["test"],
+            training.get("max_length", tokens),
+            training["epochs"],
+            training.get("batch_size", 32),
+            speed=speed,
+            disk=disk,
+        )
+        named = dict(model=run["model"].split("/")[-1], task=run["task"])
+        parts.append(found.assign(**named, parameters=parameters(backbone)))
+    return pd.concat(parts, ignore_index=True)
+
+
+def largest(needs):
+    """Each need of each stage on the largest task, a row a model."""
+    long = needs.melt(["model", "task", "stage"], list(NEEDS), "what", "value")
+    long["what"] = long["what"].map(NEEDS)
+    return long.groupby(["model", "stage", "what"], sort=False)["value"].max().reset_index()
+
+
+def stages_figure(most):
+    """Hours, disk and memory by stage, a colour a model."""
+    grid = sns.catplot(
+        most,
+        x="value",
+        y="stage",
+        hue="model",
+        col="what",
+        kind="bar",
+        sharex=False,
+        height=2.6,
+        aspect=1.15,
+        palette=palette(most["model"], MODELS),
+    )
+    grid.set(xscale="log").set_axis_labels("", "").set_titles("{col_name}, largest task")
+    for text in grid.legend.get_texts():
+        text.set_text(written(text.get_text()))
+    sns.move_legend(grid, "lower center", bbox_to_anchor=(0.45, -0.12), ncol=3, title=None)
+    return grid.figure

@@ -4,18 +4,22 @@ both were made.
 
 import re
 from collections.abc import Iterable, Mapping
-from itertools import cycle
+from itertools import cycle, groupby
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from IPython.display import Markdown
+from matplotlib.lines import Line2D
 
 from cats._io import versions, write_json, writing
+from cats.paper import captions
 from cats.paper.places import FIGURES, announce
 from cats.stats.trials import summary
 
+TARGET = "target  1 − ε  (logarithmic in ε)"
+BESIDE = dict(textcoords="offset points", fontsize="small")  # a word beside a point
 SOLID, DASHED, DOTTED, MIXED = "", (3, 1.5), (1, 1), (5, 1, 1, 1)
 
 
@@ -118,6 +122,16 @@ def title(run: str) -> str:
     return ", ".join([written(task), written(model)] + [f"seed {seed}"] * (seed != "0"))
 
 
+def pair_title(name: str) -> str:
+    """A pair "task backbone" as a reader knows it, with what may follow it.
+
+    >>> pair_title("ag_news bge-small-en-v1.5: rank off by one")
+    'AG News, bge-small: rank off by one'
+    """
+    pair, colon, rest = name.partition(":")
+    return ", ".join(map(written, pair.split(" ", 1))) + colon + rest
+
+
 def use_style():
     """The shared look: call it once at the top of a notebook."""
     sns.set_theme(
@@ -127,7 +141,12 @@ def use_style():
             "figure.dpi": 110,
             "savefig.dpi": 200,
             "pdf.fonttype": 42,  # letters stay letters: journals refuse Type 3
-            "axes.titlesize": "medium",
+            "font.size": 10,  # large enough at the width of a column
+            "axes.titlesize": 10,
+            "axes.labelsize": 10,
+            "xtick.labelsize": 9,
+            "ytick.labelsize": 9,
+            "legend.fontsize": 9,
             "legend.frameon": False,
             "lines.linewidth": 1.6,
         },
@@ -163,27 +182,72 @@ def save(name, figure=None, data=None, parameters=None, inputs=None, measured=No
     return FIGURES / f"{name}.png"
 
 
-def save_table(name, data, shown=None, grey=(), parameters=None, inputs=None, measured=None):
-    """Write figures/NAME.csv (the numbers), .md and .tex (booktabs; as shown) and .json; returns
-    the table to look at.
+def save_table(
+    name,
+    data,
+    shown=None,
+    grey=(),
+    parameters=None,
+    inputs=None,
+    measured=None,
+    heads=None,
+    bold=(),
+):
+    """Write figures/NAME.csv (the numbers), .md and .tex (as shown; the latter as it would stand in
+    a paper) and .json; returns the table to look at.
 
     data   a tidy frame of numbers
     shown  the frame a reader sees, its cells formatted already; by default `data` itself
     grey   positions of the rows that promise nothing
+    heads  {column: (group, name)}: grouped heads for LaTeX
+    bold   (row, column) of the best cells
     """
     shown = (data if shown is None else shown).reset_index(drop=True)
-    grey = set(grey)
-    paint = lambda row: ["color: gray" if row.name in grey else ""] * len(row)
+    grey, bold = set(grey), set(bold)
+
+    def paint(row):
+        faint = "color: gray" if row.name in grey else ""
+        return ["font-weight: bold" if (row.name, c) in bold else faint for c in row.index]
+
     look = lambda: shown.style.hide(axis="index").apply(paint, axis=1)  # a Styler changes in place
     with writing(FIGURES / f"{name}.md") as path:
         path.write_text(shown.to_markdown(index=False, disable_numparse=True) + "\n")
     with writing(FIGURES / f"{name}.tex") as path:
-        latex = look().format(escape="latex").format_index(escape="latex", axis=1)
-        path.write_text(
-            latex.to_latex(hrules=True, convert_css=True, column_format="l" * len(shown.columns))
-        )
+        path.write_text(_latex(look(), name, heads or {}))
     save(name, data=data, parameters=parameters, inputs=inputs, measured=measured)
     return look()
+
+
+def _latex(look, name, heads):
+    """A table as LaTeX (booktabs) with grouped heads, caption and label."""
+    columns = list(look.columns)
+    pairs = [tuple(map(_escaped, heads.get(column, ("", str(column))))) for column in columns]
+    text = look.format(escape="latex").format_index(escape="latex", axis=1)
+    body = text.to_latex(hrules=True, convert_css=True, column_format="l" * len(columns))
+    head = " & ".join(leaf for _, leaf in pairs) + r" \\"
+    if heads:
+        groups = [(group, len(list(same))) for group, same in groupby(pairs, lambda pair: pair[0])]
+        above, rules, at = [], [], 1
+        for group, width in groups:
+            above.append(
+                rf"\multicolumn{{{width}}}{{c}}{{{group}}}" if group else " & " * (width - 1)
+            )
+            rules += [rf"\cmidrule(lr){{{at}-{at + width - 1}}}"] if group else []
+            at += width
+        head = " & ".join(above) + r" \\" + "\n" + " ".join(rules) + "\n" + head
+    lines = body.splitlines()
+    start = lines.index(r"\toprule")
+    lines[start + 1 : lines.index(r"\midrule")] = [head]
+    caption = rf"\caption{{{_escaped(captions.caption(name).replace('`', ''))}}}"
+    opening = [r"\begin{table}", r"\centering", r"\small", caption, rf"\label{{tab:{name}}}"]
+    return "\n".join([*opening, *lines, r"\end{table}"]) + "\n"
+
+
+def _escaped(text):
+    """Text with what LaTeX would read as commands made plain."""
+    return (
+        re.sub(r"([&%$#_{}])", r"\\\1", text).replace("ε", r"$\varepsilon$").replace("≥", r"$\ge$")
+    )
 
 
 def save_reading(name, text):
@@ -195,9 +259,75 @@ def save_reading(name, text):
     return Markdown(text)
 
 
+def epsilon_axis(axis, epsilons, ticks=True):
+    """A logarithmic axis of ε, written as the target 1-ε: 60, 80, 90, 95, 99 %, strict to the
+    right, where it matters.
+    """
+    low, high = min(epsilons), max(epsilons)
+    shown = [e for e in (0.4, 0.2, 0.1, 0.05, 0.01) if low - 1e-9 <= e <= high + 1e-9]
+    shown = shown or sorted(set(epsilons))
+    axis.set(xscale="log", xlim=(high, low))
+    axis.set_xticks(shown, [f"{100 * (1 - e):g} %" for e in shown] if ticks else [])
+    axis.set_xticks([], minor=True)
+
+
+def promise_zone(axis):
+    """Shade what lies below the promise: distances to the target under zero."""
+    axis.axhline(0, color="black", linewidth=0.8, zorder=1)
+    axis.axhspan(-100, 0, color="#888888", alpha=0.18, linewidth=0, zorder=0)
+
+
+def coin(axis, label=True):
+    """A line at 0.5, the AUROC of a coin."""
+    axis.axhline(0.5, color="black", linewidth=0.8, linestyle=":", zorder=0)
+    place = dict(xycoords=axis.get_yaxis_transform(), va="top", ha="right")
+    if label:
+        axis.annotate("a coin", (0.99, 0.49), fontsize="small", color="#444444", **place)
+
+
+def label_ends(axis, ends, gap=0.062):
+    """Names to the right of an axis, each where its line ends; those too near are moved apart, with
+    a thin line to their place.
+
+    ends   {name: (y, colour)}, y on the axis' own scale
+    """
+    low, high = axis.get_ylim()
+    place = {name: (y - low) / (high - low) for name, (y, _) in ends.items()}
+    order = sorted(place, key=place.get)
+    spots = [place[name] for name in order]
+    for i in range(1, len(spots)):  # upwards where they touch, then down from the top
+        spots[i] = max(spots[i], spots[i - 1] + gap)
+    for i in range(len(spots) - 1, -1, -1):
+        spots[i] = min(spots[i], 1.02 - gap * (len(spots) - 1 - i))
+    for name, spot in zip(order, spots):
+        axis.annotate(
+            name,
+            (1.0, place[name]),
+            (1.06, spot),
+            xycoords="axes fraction",
+            color=ends[name][1],
+            va="center",
+            fontsize="medium",
+            arrowprops=dict(
+                arrowstyle="-", color=ends[name][1], linewidth=0.6, relpos=(0, 0.5), shrinkA=1
+            ),
+            annotation_clip=False,
+        )
+
+
+def _curve(axis, part, column, line):
+    """A mean over trials by ε, the 16th to 84th percentile shaded, marks at the ticks."""
+    groups = part.groupby("epsilon")[column]
+    mean, low, high = groups.mean(), groups.quantile(0.16), groups.quantile(0.84)
+    marked = [i for i, e in enumerate(mean.index) if round(e, 9) in (0.4, 0.2, 0.1, 0.05, 0.01)]
+    axis.plot(mean.index, mean, markevery=marked, **line)
+    axis.fill_between(mean.index, low, high, color=line["color"], alpha=0.12, linewidth=0)
+    return mean.iloc[0]
+
+
 def consistency_and_layers(frame, n_layers=None, title="", by=None, style="method"):
-    """Figure 3's layout: consistency above, layers below, against 1-epsilon; 16th to 84th
-    percentile shaded.
+    """Figure 3's layout against a logarithmic ε: the distance of consistency to its target above,
+    layers below; 16th to 84th percentile shaded.
 
     # one table, dashes where nothing is promised; one column a task, dashes for p max
     consistency_and_layers(frame, 24)
@@ -207,72 +337,71 @@ def consistency_and_layers(frame, n_layers=None, title="", by=None, style="metho
     n_layers  of the full model; None: the column `share`, of layers used, is drawn in place of
               `layers`
     by        the column whose values get a column of panels each
-    style     the column line styles tell apart; colours tell methods apart
+    style     the column line styles tell apart; colours and marks tell methods apart, and their
+              names stand where the lines of the last panel end
     """
-    frame = frame.assign(target=1 - frame["epsilon"])
+    frame = frame.assign(distance=100 * (frame["consistency"] - 1 + frame["epsilon"]))
+    dashes = _dashes(style, frame[style])
     if style == "measure":  # static has no measure: one line is enough, and it is drawn through
-        frame = frame[
-            (frame["method"] != "static")
-            | (frame["measure"] == next(iter(_dashes("measure", frame["measure"]))))
-        ]
+        first = next(iter(dashes))
+        frame = frame[(frame["method"] != "static") | (frame["measure"] == first)]
     groups = dict(list(frame.groupby(by, sort=False))) if by else {"": frame}
-    cost = "share" if n_layers is None else "layers"
-    colours, dashes = palette(frame["method"]), _dashes(style, frame[style])
-    size = (2.5 * len(groups) + 1.3, 5.0) if by else (4.6, 6.4)
+    cost, known = "share" if n_layers is None else "layers", looks(frame["method"])
+    size = (2.65 * len(groups) + 1.5, 5.2) if by else (5.4, 6.4)
     figure, axes = plt.subplots(
         2, len(groups), figsize=size, sharex=True, sharey="row", squeeze=False, layout="constrained"
     )
     for pair, (name, part) in zip(axes.T, groups.items()):
-        for axis, column in zip(pair, ("consistency", cost)):
-            sns.lineplot(
-                part,
-                x="target",
-                y=column,
-                hue="method",
-                style=style,
-                hue_order=list(colours),
-                style_order=list(dashes),
-                palette=colours,
-                dashes=dashes,
-                errorbar=("pi", 68),
-                ax=axis,
-                legend=axis is axes[0, 0],
-            )
-            axis.set(xlabel="", ylabel="")
-        pair[0].axline((0.5, 0.5), slope=1, color="black", linewidth=0.8)
+        promise_zone(pair[0])
+        ends = {}
+        lines = part.assign(_kind=part[style]).groupby(["method", "_kind"])
+        drawn = dict(list(lines))
+        for method, kind in sorted(drawn, key=lambda m: (list(known).index(m[0]), m[1] != "meta")):
+            look = known[method]
+            line = dict(color=look.colour, marker=look.marker, markersize=3.5, linewidth=1.5)
+            dash = look.dash if style == "method" else dashes[kind]
+            line |= {"dashes": dash} if dash else {}
+            _curve(pair[0], drawn[method, kind], "distance", line)
+            end = _curve(pair[1], drawn[method, kind], cost, line)
+            ends.setdefault(look.name, (end, look.colour))
         pair[0].set_title(written(name))
-    low, high = frame["target"].min(), frame["target"].max()
-    axes[0, 0].set(
-        ylabel="consistency  P(G = F)",
-        xlim=(low, high),
-        ylim=(min(low, frame["consistency"].quantile(0.01)) - 0.02, 1.005),
-    )
+        for axis in pair:
+            epsilon_axis(axis, frame["epsilon"])
+    low, high = frame["distance"].quantile([0.005, 0.995])
+    axes[0, 0].set_yscale("symlog", linthresh=1, linscale=0.6)
+    marks = [t for t in (-30, -10, -3, -1, 0, 1, 3, 10, 30) if min(low, -1) <= t <= max(high, 1)]
+    axes[0, 0].set_yticks(marks, [f"{t:+d}" if t else "0" for t in marks])
+    axes[0, 0].set_yticks([], minor=True)
+    axes[0, 0].set(ylabel="distance to the target\n(points of P(G = F))")
+    axes[0, 0].set_ylim(min(1.4 * low, -1.6), max(1.3 * high, 1.5))
+    box = dict(facecolor="white", alpha=0.6, linewidth=0, pad=1.5)
+    place = dict(xycoords="axes fraction", color="#333333", bbox=box)
+    axes[0, 0].annotate("below the promise", (0.03, 0.03), **place)
     top = 1 if n_layers is None else n_layers
     axes[1, 0].set(
         ylabel="share of layers used" if n_layers is None else f"layers used (of {n_layers})",
         ylim=(0, top * 1.02),
     )
-    figure.supxlabel("target  1 − ε", fontsize="medium")
+    label_ends(axes[1, -1], ends)
+    figure.supxlabel(TARGET, fontsize="medium")
     figure.suptitle(title, fontsize="medium")
-    _legend_outside(figure, axes[0, 0], {"method", "measure", "backbone", style})
+    if style != "method" and len(dashes) > 1:
+        handles = [
+            Line2D([], [], color="black", linewidth=1.5, label=written(kind), **_stroke(dash))
+            for kind, dash in dashes.items()
+        ]
+        figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
     return figure
+
+
+def _stroke(dash):
+    return {"linestyle": (0, dash)} if dash else {}
 
 
 def _dashes(column, values):
     """Dashes by value of a column; methods that promise epsilon are drawn through."""
     known = {"method": METHODS, "measure": MEASURES, "backbone": MODELS}.get(column, {})
     return {value: look.dash for value, look in looks(values, known).items()}
-
-
-def _legend_outside(figure, axis, headings=()):
-    """Move an axis' legend to the right of all panels, its headings in bold."""
-    handles, labels = axis.get_legend_handles_labels()
-    axis.get_legend().remove()
-    legend = figure.legend(
-        handles, [written(label) for label in labels], loc="outside right center"
-    )
-    for text in legend.get_texts():
-        text.set_fontweight("bold" if text.get_text() in headings else "normal")
 
 
 def numbers(frame, by="task"):

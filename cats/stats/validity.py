@@ -924,7 +924,8 @@ class Claims:
 
     def _quantile(self) -> Iterator[Check]:
         for n, level in ((20, 0.9), (8, 0.9), (99, 0.93)):
-            yield lemma_a1(n, level, trials=5 * self.trials, **self.common)
+            check = lemma_a1(n, level, trials=5 * self.trials, **self.common)
+            yield check._replace(claim=f"{check.claim}, n = {n}, level {level}")
 
     def _bound(self) -> Iterator[Check]:
         yield proposition_31(self.population, trials=self.trials, **self.common)

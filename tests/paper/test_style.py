@@ -12,7 +12,7 @@ import pytest
 from matplotlib.text import Text
 
 import cats
-from cats.paper import figures, heads, style
+from cats.paper import beyond, figures, heads, style
 
 ROOT = Path(__file__).resolve().parents[2]
 SLUG = re.compile("|".join([*map(re.escape, style.MODELS), r"\w+-.+-\d+\b", "ag_news|stsb|imdb"]))
@@ -78,14 +78,19 @@ def test_no_slug_reaches_a_figure(frame):
     pair = heads.title("stsb", "mobilebert-uncased")
     both = {(pair, "paper"): table, (pair, "my own"): table}
     used = heads.layers(both, [0.1, 0.2], trials=1)
+    two = pd.concat([frame, frame.assign(backbone="mobilebert-uncased")])
+    pairs = {("ag_news", "bge-small-en-v1.5"): table}
+    law = pd.DataFrame({"covered": [0, 1], "law": [0, 1], "ag_news bge-small-en-v1.5": [0, 1]})
     drawn = [
+        beyond.law_figure(pairs, law),
+        beyond.saved_figure(two.assign(percent=50)),
         style.consistency_and_layers(frame, 4, by="task", style="measure"),
-        style.consistency_and_layers(frame, None, by="task", style="backbone"),
+        style.consistency_and_layers(two, None, by="task", style="backbone"),
         figures.auroc_by_layer(areas),
         heads.draw(heads.by_layer(both), used),
     ]
     assert [text for figure in drawn for text in texts(figure) if SLUG.search(text)] == []
-    assert "STS-B, MobileBERT" in texts(drawn[-1]) and "bge-small" in texts(drawn[1])
+    assert "STS-B, MobileBERT" in texts(drawn[-1]) and "bge-small" in texts(drawn[3])
     assert SLUG.search("ag_news-bge-small-en-v1.5-0: 256 texts") and SLUG.search("on demo-bert-0")
 
 

@@ -12,8 +12,11 @@ import pandas as pd
 import pytest
 import yaml
 
+from cats.paper import links, reading, summary
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+READMES = {"README": "README.md", "figures": "figures/README.md"}
 TASKS = {"imdb": "IMDB", "vitaminc": "VitaminC", "ag_news": "AG News", "stsb": "STS-B"}
 PINS = {
     re.sub("_", "-", name).lower(): version
@@ -45,6 +48,42 @@ def test_notebook_is_clean(path):
     assert sum("parameters" in cell["metadata"].get("tags", []) for cell in code) == 1
     assert notebook["cells"][0]["cell_type"] == "markdown"
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+
+
+# their code is measured in seconds and told in steps elsewhere
+LONG = ("25_efficiency", "26_comparison")
+
+
+def code_of(path):
+    """The code cells of a notebook, the one with its parameters first."""
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    cells = sorted(cells, key=lambda cell: "parameters" not in cell["metadata"].get("tags", []))
+    return ["".join(cell["source"]) for cell in cells]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_short(path):
+    lines = [line for source in code_of(path) for line in source.splitlines() if line.strip()]
+    assert max(map(len, lines)) <= 100
+    assert len(lines) <= 60 or path.stem in LONG
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_parameter_says_what_it_is(path):
+    if path.stem in LONG:
+        pytest.skip("its cells are worked on elsewhere")
+    lines = [line for line in code_of(path)[0].splitlines() if re.match(r"\w+ =", line)]
+    assert lines and [line for line in lines if not re.search(r"  # \w", line)] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_opens_with_links_and_closes_with_its_reading(path):
+    first = "".join(json.loads(path.read_text())["cells"][0]["source"])
+    wanted = links.line(path.stem, links.every())
+    assert first.splitlines()[2] == wanted, "run: python -m cats.paper.links"
+    if reading.path(path.stem).exists():
+        last = code_of(path)[-1].splitlines()[-1]
+        assert last.startswith(f'reading.show("{path.stem}"')
 
 
 def parameter_names(path):
@@ -82,114 +121,43 @@ def number(name, **where):
 
 
 def headlines():
-    """What the README says was found, said again from the figures' own numbers."""
-    both = [
-        [
-            number("21_tasks_and_features_table_2", task=task, backbone=name)["F"]
-            for name in ("mobilebert-uncased", "bge-small-en-v1.5")
-        ]
-        for task in TASKS
-    ]
-    (imdb, imdb_small), (claims, claims_small), (news, news_small), (stsb, stsb_small) = both
-    yield (
-        f"AG News {news:.1f} % (bge-small {news_small:.1f} %), STS-B {stsb / 100:.3f}"
-        f" ({stsb_small / 100:.3f}), IMDB {imdb:.1f} % ({imdb_small:.1f} %), VitaminC {claims:.1f}"
-        f" % ({claims_small:.1f} %)"
-    )
+    """What both READMEs say was found, said again from the figures' own numbers."""
     found = number("22_consistency", task="ag_news", method="shared", measure="meta", epsilon=0.05)
-    yield (
-        f"AG News at 0.95: `shared/meta` {100 * found.consistency_mean:.1f} % consistent with"
-        f" {100 * found.layers_mean / 24:.0f} % of the layers"
-    )
-    for task, name in (("imdb", "IMDB"), ("vitaminc", "VitaminC")):
-        found = number("22_consistency", task=task, method="shared", measure="meta", epsilon=0.05)
-        yield (
-            f"{name} {100 * found.consistency_mean:.1f} % with {100 * found.layers_mean / 24:.0f} %"
-        )
-    found = number(
-        "22_consistency_regression", task="stsb", method="shared", measure="meta", epsilon=0.05
-    )
-    yield (
-        f"STS-B at 0.95: {100 * found.consistency_mean:.1f} % with"
-        f" {100 * found.layers_mean / 24:.0f} % of the layers"
-    )
+    share = f"{100 * found.layers_mean / 24:.0f} % of the layers"
+    yield "README", f"agrees on {100 * found.consistency_mean:.1f} % with {share}"
+    yield "figures", f"{100 * found.consistency_mean:.1f} % consistent with {share}"
     ours, theirs = (
         number("23_tables_classification", task="ag_news", method=f"{method}/meta", target=0.95)
         for method in ("first_exit", "shared")
     )
-    yield (
-        f"AG News at 0.95: `shared/meta` {theirs.layers:.1f} layers, **`first_exit`"
-        f" {ours.layers:.1f}** ({ours.consistency:.1f} % consistent)"
-    )
-    for task, name in (("imdb", "IMDB"), ("vitaminc", "VitaminC")):
+    yield "README", f"`first_exit` needs {ours.layers:.1f} layers instead of {theirs.layers:.1f}"
+    yield "figures", f"AG News {theirs.layers:.1f}, **{ours.layers:.1f}** ({ours.consistency:.1f} %"
+    for task in ("imdb", "vitaminc"):
         ours, theirs = (
             number("23_tables_classification", task=task, method=f"{method}/meta", target=0.95)
             for method in ("first_exit", "shared")
         )
-        yield f"{name} {theirs.layers:.1f} and {ours.layers:.1f}"
-    ours, theirs = (
-        number("23_tables_regression", task="stsb", method=f"{method}/meta", target=0.95)
-        for method in ("first_exit", "shared")
-    )
-    yield f"STS-B at 0.95: `shared/meta` {theirs.layers:.1f} layers, `first_exit` {ours.layers:.1f}"
+        yield "figures", f"{TASKS[task]} {theirs.layers:.1f}, {ours.layers:.1f}"
     means = {
         (task, e): number("24_exit_layers_means", task=task, method="shared", epsilon=e).layers
         for task in TASKS
         for e in (0.05, 0.2)
     }
-    yield "mean exit from ε = 0.05 to 0.2: " + ", ".join(
-        f"{name} {means[task, 0.05]:.1f} → {means[task, 0.2]:.1f}" for task, name in TASKS.items()
-    )
-    ours, theirs = (
-        number("25_efficiency_table_5", task="ag_news", method=f"{method}/meta")[
-            "batch 32, MobileBERT"
-        ]
-        for method in ("first_exit", "shared")
-    )
-    yield (
-        f"AG News at 0.90: `shared/meta` {theirs:.0f} % of the time at batch 32, `first_exit`"
-        f" {ours:.0f} %"
-    )
-    frame = pd.read_csv(ROOT / "figures/25_efficiency.csv")
-    over = frame["batch 32, MobileBERT"] / frame["share_32"]
-    measured = json.loads((ROOT / "figures/25_efficiency.json").read_text())["measured"]
-    yield f"measured on {measured['machine']}, {measured['date']}, {measured['repeats']} repeats"
-    yield (
-        f"T_G/T_F at batch 32 is {over.median():.2f} times layers_G/l (median of the rows of Tables"
-        f" 5 and C.3; {over.min():.2f} to {over.max():.2f}"
-    )
-    naive, ltt = (
-        number("30_naive", task="ag_news", method=method, target=0.95)
-        for method in ("naive/meta", "ltt/meta")
-    )
-    yield (
-        f"AG News at 0.95: `naive/meta` bound {naive.bound:.1f} %, {naive.layers:.1f} layers; `ltt`"
-        f" promises 95 % with {ltt.layers:.1f}"
-    )
-    for task, unit in (("ag_news", " layers"), ("vitaminc", "")):
-        meta, pmax = (
-            number("31_measures", task=task, method=f"shared/{measure}", target=0.95)
-            for measure in ("meta", "sm")
-        )
-        yield f"{TASKS[task]} at 0.95: meta {meta.layers:.1f}, p max {pmax.layers:.1f}{unit}"
+    for task, name in TASKS.items():
+        yield "figures", f"{name} {means[task, 0.05]:.1f} → {means[task, 0.2]:.1f}"
     ours, waiting = (
         100
         * number("26_comparison-ag_news-bge-small-en-v1.5-0", what=what, setting=0.05).relative_time
         for what in ("CAT", "waiting for the slowest")
     )
-    yield (
-        f"the CAT takes {ours:.0f} % of the full model's time; the same exits, waiting for the"
-        f" slowest of each batch, take {waiting:.0f} %"
+    yield "README", f"the CAT takes {ours:.0f} % of the full model's time"
+    yield "README", f"waiting for the slowest of each batch, take {waiting:.0f} %"
+    naive, ltt = (
+        number("30_naive", task="ag_news", method=method, target=0.95)
+        for method in ("naive/meta", "ltt/meta")
     )
-    found = number(
-        "32_other_backbones",
-        backbone="bge-small-en-v1.5",
-        task="ag_news",
-        method="shared",
-        measure="meta",
-        epsilon=0.05,
-    )
-    yield f"bge-small (12 layers): AG News {found.layers_mean:.1f} of 12 layers at 0.95"
+    yield "figures", f"`naive/meta` bound {naive.bound:.1f} %, {naive.layers:.1f} layers"
+    yield "figures", f"`ltt` promises 95 % with {ltt.layers:.1f}"
     worth, hidden = [], []
     for run in ("sentiment-demo-0", "similarity-demo-0"):
         path = ROOT / f"figures/04_meta_classifiers_features-{run}.csv"
@@ -197,10 +165,10 @@ def headlines():
         without = layers.filter(like="without") - layers["all"]
         hidden.append(without.pop("without hidden"))
         worth.append(without.max())
-    yield (
-        f"no feature of Table 1 is worth more than {max(worth):.3f} layers; the early hidden state,"
-        f" which M_k also reads, is worth {min(hidden):.1f} to {max(hidden):.1f}"
-    )
+    yield "README", f"no feature of Table 1 is worth more than {max(worth):.3f} layers"
+    yield "figures", f"M_k also reads, is worth {min(hidden):.1f} to {max(hidden):.1f}"
+    measured = json.loads((ROOT / "figures/25_efficiency.json").read_text())["measured"]
+    yield "figures", f"measured on {measured['machine']}, {measured['date']}"
 
 
 def headlines_of_use():
@@ -210,27 +178,49 @@ def headlines_of_use():
     n, naive = quiet["streams"][0], rate[quiet["way"] == "p-values"]
     kept = rate[(quiet["way"] == "monitor") & (quiet["threshold"] != "first_exit")]
     yield (
+        "figures",
         f"a false alarm in {kept.min():.1f} to {kept.max():.1f} % of {n:,} streams"
-        f" (δ = 1 %; p-values looked at again and again: {naive.min():.1f} to {naive.max():.1f} %)"
+        f" (δ = 1 %; p-values looked at again and again: {naive.min():.1f} to {naive.max():.1f} %)",
     )
     again = pd.read_csv(ROOT / "figures/45_monitor_again.csv")
     hard = again[again["part"] == "hardest quarter"]
     yield (
+        "figures",
         f"a shift to the hardest quarter: {100 * hard['shifted'].min():.0f} to"
         f" {100 * hard['shifted'].max():.0f} % consistent, recalibrated"
-        f" {100 * hard['recalibrated'].min():.0f} %"
+        f" {100 * hard['recalibrated'].min():.0f} %",
     )
     found = number("51_cascade", method="first_exit", epsilon=0.1)
     yield (
-        f"TF-IDF before the demo's encoder at 0.90: {100 * found.cost:.0f} % of its multiply-adds,"
-        f" {100 * found.consistency:.1f} % consistent"
+        "figures",
+        f"TF-IDF before the demo's encoder at 0.90: {found.cost:.0%} of its multiply-adds,"
+        f" {found.consistency:.1%} consistent",
     )
 
 
-def test_the_readme_says_what_the_figures_say():
+def test_the_readmes_say_what_the_figures_say():
+    said = {name: " ".join((ROOT / path).read_text().split()) for name, path in READMES.items()}
+    every = [*headlines(), *headlines_of_use()]
+    assert [(name, line) for name, line in every if line not in said[name]] == []
+
+
+def test_the_readmes_are_in_step_with_the_figures():
+    """Written by python -m cats.paper.summary, as the batch does at its end."""
     readme = (ROOT / "README.md").read_text()
-    said = [*headlines(), *headlines_of_use()]
-    assert [line for line in said if line not in readme] == []
+    assert summary.readme(readme) == readme
+    assert summary.page() == (ROOT / "figures/README.md").read_text()
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150 and [line for line in lines if len(line) > 100] == []
+    for name in ("README.md", "figures/README.md", "notebooks/README.md"):
+        text = (ROOT / name).read_text()
+        found = re.findall(
+            r"\]\(([^)#\s]+)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", text, flags=re.S)
+        )
+        gone = {path for path in found if "://" not in path}
+        assert [path for path in gone if not (ROOT / name).parent.joinpath(path).exists()] == []
 
 
 def test_seconds_are_a_record_of_named_runs():
