@@ -9,6 +9,7 @@
 # make record    make the seconds this machine measured (figures/here/) the record in figures/
 # make mutants   bugs planted in the statistics, each of which a named test must catch
 # make soak      damage, kills, threads and long use, for an hour
+# make rehearsal the paper profile from start to end with tiny stand-ins for its models and data
 # make slurm     the batch on a Slurm of one node, started for it (Debian, as root)
 # make clean     throw away build/ and other leftovers; figures/ and .venv stay
 #
@@ -28,7 +29,7 @@ SITE    := .venv/.site
 HALF    := .venv/.installing
 PIP      = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help install figures record test browser site check format mutants soak slurm bench lab clean
+.PHONY: help install figures record test browser site check format mutants soak rehearsal slurm bench lab clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -91,6 +92,10 @@ mutants: $(STAMP)
 # files damaged, processes killed, threads and long use: the long form of tests that are quick elsewhere
 soak: $(STAMP)
 	$(BIN)/python tests/soak.py
+
+# all runs, stages, figures and tables of the paper profile, by tiny random models on generated text; everything is in build/rehearsal/
+rehearsal: $(STAMP)
+	$(BIN)/python tests/rehearsal.py $(CORES)
 
 # a notebook is kept without what it printed; its cells' names and tags stay
 NOTEBOOKS := --keep-id notebooks/*.ipynb

@@ -26,11 +26,11 @@ STAGES = ["02_fine_tuning", "03_early_heads", "04_meta_classifiers", "05_scores"
 # what a stage does not know yet is not given to it, so that changing it leaves that stage alone
 LATER = {"02_fine_tuning": {"early", "meta", "recipes"}, "03_early_heads": {"meta"}}
 LOCAL = config.get("local")  # a folder with models/NAME and datasets/TASK instead of the Hub
+BASE = os.path.relpath(LOCAL, "notebooks") if LOCAL else None
 for run in config.get("runs", []) if LOCAL else ():
-    base = os.path.relpath(LOCAL, "notebooks")
     run |= {
-        "model": f"{base}/models/{Path(run['model']).name}",
-        "source": f"{base}/datasets/{run['task']}",
+        "model": f"{BASE}/models/{Path(run['model']).name}",
+        "source": f"{BASE}/datasets/{run['task']}",
     }
 RUNS = {
     f"{run['task']}-{Path(run['model']).name}-{run.get('seed', 0)}": run
@@ -43,8 +43,9 @@ ALONE = config.get("alone", [])  # notebooks that measure time: nothing runs bes
 # no record to keep
 HERE = FIGURES if "figures" in config else f"{FIGURES}/here"
 
-# notebooks run in their own folder
-TABLES = os.path.abspath(os.environ.get("CATS_TABLES", "data/tables"))
+# those that the runs of this profile make, where it ships them; notebooks run in their own folder
+TABLES = os.path.abspath(os.environ.get("CATS_TABLES", config.get("ship", "data/tables")))
+OURS = RUNS and TABLES == os.path.abspath(config.get("ship", ""))
 os.environ["CATS_TABLES"] = TABLES
 
 
@@ -136,10 +137,14 @@ def whole(run):
 
 
 def parameters(wildcards):
-    """A notebook's parameters; a `run` given by its name is that run of this profile."""
+    """A notebook's parameters; a `run` given by its name is that run of this profile, and `tasks`
+    are read where the runs read theirs.
+    """
     values = dict(PARAMETERS[wildcards.notebook] or {})
     if "run" in values:
         values["run"] = whole(values["run"])
+    if LOCAL and "tasks" in values:
+        values["sources"] = {task: f"{BASE}/datasets/{task}" for task in values["tasks"]}
     # JSON is YAML: papermill reads numbers, strings, lists and null from it
     return json.dumps(values)
 
@@ -148,8 +153,8 @@ rule notebook:
     input:
         notebook="notebooks/{notebook}.ipynb",
         package=glob("cats/**/*.py", recursive=True),
-        # the manifest holds the tables' hashes
-        tables=glob(f"{TABLES}/manifest.json") + glob("data/paper/*.csv"),
+        # the manifest holds the tables' hashes; of those made here the runs' notebooks speak
+        tables=glob("data/paper/*.csv") + ([] if OURS else glob(f"{TABLES}/manifest.json")),
         runs=lambda wildcards: SCORED if wildcards.notebook in AFTER_RUNS else [],
     output:
         f"{OUT}/{{notebook}}.ipynb",

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from cats import CalibrationWarning
+from cats.paper import style
 from cats.paper.places import DATA
 from cats.stats.calibrators import calibrate
 from cats.stats.exits import agreement, exit_layers
@@ -37,6 +38,14 @@ def sweep(
             frames.append(frame.assign(task=key[0], backbone=key[1], share=share))
     short = [str(w.message) for w in caught if issubclass(w.category, CalibrationWarning)]
     return pd.concat(frames, ignore_index=True), short
+
+
+def encoder_figure(frame: pd.DataFrame, backbone: str, tables: Mapping, what: str):
+    """Figure 3's layout for one encoder of a sweep, whose name and depth stand in the title."""
+    depth = next(table.n_layers for (_, name), table in tables.items() if name == backbone)
+    title = f"{style.written(backbone)}, {depth} layers, {what}"
+    part = frame[frame["backbone"] == backbone]
+    return style.consistency_and_layers(part, depth, title, by="task", style="measure")
 
 
 def beside_paper(frame: pd.DataFrame, n_layers: int) -> pd.DataFrame:

@@ -42,6 +42,12 @@ def say(table, prediction, names=()):
     )
 
 
+def whose(table):
+    """Task and model of a table, as they are written."""
+    known = (table.metadata.get(name, "") for name in ("task", "backbone"))
+    return ", ".join(map(written, filter(None, known))) or "table"
+
+
 def paint(table, row):
     """The colours (l,) of what all layers predict for one input, and the scale they are on (None
     for classes).
@@ -134,10 +140,9 @@ def way_through(table, row, thresholds, exit_layer, names=()):
             fontsize=9,
             transform=bars.get_yaxis_transform(),
         )
-    task = table.metadata.get("task", "table")
     boxes.set(
         ylim=(-0.1, 1.9),
-        title=f"{written(task)}, row {row}, label {say(table, table.labels[row], names)}",
+        title=f"{whose(table)}, row {row}, label {say(table, table.labels[row], names)}",
     )
     boxes.axis("off")
     bars.set(
@@ -190,6 +195,7 @@ def confidences(table, rows, thresholds, exit_layers, names=()):
             ylim=(-0.05, 1.08),
         )
     axis.set(xlabel="layer k", xlim=(0.4, l + 0.6), xticks=range(1, l + 1, 1 if l < 16 else 2))
+    figure.suptitle(whose(table), fontsize="medium")
     marks = {"$F_k = F$": "o", "$F_k ≠ F$": "X", "F itself": "*"}
     extra = [
         Line2D([], [], marker=mark, linestyle="", color="#555555", label=label)

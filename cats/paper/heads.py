@@ -62,15 +62,21 @@ def saved(frame: pd.DataFrame, ours: str = "distilled", base: str = "paper") -> 
 
 
 def draw(consistency: pd.DataFrame, used: pd.DataFrame) -> Figure:
-    """Above consistency by layer, below layers against 1-ε: a column a pair, a colour a recipe."""
+    """Above consistency by layer, below layers against 1-ε: a column a pair, a colour a recipe, at
+    most four pairs side by side.
+    """
     pairs = list(dict.fromkeys(consistency["pair"]))
-    figure, axes = plt.subplots(
-        2, len(pairs), figsize=(1.2 + 2.7 * len(pairs), 5), squeeze=False, layout="constrained"
-    )
+    wide = min(4, len(pairs))
+    tall = -(-len(pairs) // wide)
+    size = (1.2 + 2.7 * wide, 5 * tall)
+    figure, axes = plt.subplots(2 * tall, wide, figsize=size, squeeze=False, layout="constrained")
+    panels = axes.reshape(tall, 2, wide).swapaxes(1, 2).reshape(-1, 2)  # above and below, by pair
+    for axis in panels[len(pairs) :].flat:
+        axis.axis("off")
     known = looks([*consistency["recipe"], *used["recipe"]], RECIPES)
     drawn = {n: dict(color=k.colour, marker=k.marker, markersize=4) for n, k in known.items()}
     ticks = sorted(set(used["epsilon"]), reverse=True)
-    for (above, below), pair in zip(axes.T, pairs):
+    for (above, below), pair in zip(panels, pairs):
         for recipe, part in consistency[consistency["pair"] == pair].groupby("recipe", sort=False):
             above.plot(part["layer"], part["consistency"], label=recipe, **drawn[recipe])
         above.set(title=pair, xlabel="layer", ylim=(None, 1.01))
@@ -82,8 +88,8 @@ def draw(consistency: pd.DataFrame, used: pd.DataFrame) -> Figure:
         below.set_xticks(ticks, [f"{100 * (1 - e):g} %" for e in ticks], fontsize="x-small")
         below.minorticks_off()
         below.invert_xaxis()
-    axes[0, 0].set_ylabel("agrees with F")
-    axes[1, 0].set_ylabel("layers used")
+    for axis, label in zip(axes[:, 0], ("agrees with F", "layers used") * tall):
+        axis.set_ylabel(label)
     handles, labels = axes[1, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return figure

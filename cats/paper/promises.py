@@ -109,7 +109,7 @@ def choosing_figure(risk, used, task, epsilon, title):
 # --- 44
 
 
-def losses_figure(means, n_layers):
+def losses_figure(means, n_layers, model="F"):
     """Losses promised and seen, for numbers (left) and probabilities (middle), and the layers used.
 
     means   task, alpha, loss, layers; n_layers   {task: l}
@@ -127,7 +127,7 @@ def losses_figure(means, n_layers):
         axis.axline((0, 0), slope=1, color="black", linewidth=0.8)
         axis.set(xlabel="promised α", ylabel=f"{what}, seen", ylim=(0, None), xlim=(0, None))
         axis.legend(loc="upper left")
-    axes[2].set(xlabel="promised α", ylabel="share of layers used", ylim=(0, 1.02))
+    axes[2].set(xlabel="promised α", ylabel=f"share of {model}'s layers", ylim=(0, 1.02))
     axes[2].legend(loc="upper right")
     return figure
 

@@ -17,7 +17,7 @@ import pandas as pd
 from IPython.display import Markdown
 from matplotlib.lines import Line2D
 
-from cats.paper import style
+from cats.paper import store, style
 from cats.paper.places import DATA
 from cats.paper.style import written
 from cats.stats.calibrators import METHODS
@@ -33,7 +33,7 @@ HEADINGS = {
     "first_exit": "first_exit layers",
 }
 KEYS = ["task", "method", "target"]
-PAPER_LAYERS = 24  # of Albert-xlarge, which all tables of the paper are about
+PAPER_MODEL, PAPER_LAYERS = "albert-xlarge-v2", 24  # all tables of the paper are about it
 
 
 def paper(name, method=None):
@@ -220,9 +220,9 @@ def with_first_exit(frame):
     return frame[frame["method"].str.startswith("shared")].merge(first, on=keys)
 
 
-def trial_figure(frame, methods, seed=0):
+def trial_figure(frame, methods, seed=0, model=""):
     """Every trial's consistency minus its target (dots) and the mean bound (ticks), a line a task
-    and target, a colour a method.
+    and target, a colour a method; `model` stands above, as it is written.
     """
     targets = sorted(set(frame["target"]), reverse=True)
     lines = [(task, target) for task in dict.fromkeys(frame["task"]) for target in targets][::-1]
@@ -239,7 +239,7 @@ def trial_figure(frame, methods, seed=0):
     axis.axvline(0, color="black", linewidth=0.8, zorder=0)
     axis.axvspan(-100, 0, color="#888888", alpha=0.18, linewidth=0, zorder=0)
     ends = (frame["consistency"] - 100 * frame["target"]).agg(["min", "max"])
-    axis.set(xlabel="consistency − target, percentage points (shaded: below)")
+    axis.set(xlabel="consistency − target, percentage points (shaded: below)", title=model)
     axis.set(xlim=(min(ends["min"], -1) - 0.5, ends["max"] + 0.5), ylim=(-0.6, len(lines) - 0.4))
     axis.set_yticks(range(len(lines)), [f"{written(task)}  {100 * t:g} %" for task, t in lines])
     marks = [
@@ -251,11 +251,12 @@ def trial_figure(frame, methods, seed=0):
     return figure
 
 
-def layer_shares(numbers, other=None):
+def layer_shares(numbers, other=None, model="the model"):
     """Layers used as a share of the model's: ours (dots) beside the paper's (diamonds), a panel a
     task, a colour a target.
 
     other  a further column of layers to show as crosses
+    model  whose layers they are, as it is written
     """
     tasks, methods = (
         list(dict.fromkeys(numbers["task"])),
@@ -300,7 +301,7 @@ def layer_shares(numbers, other=None):
             ylim=(-0.6, len(methods) - 0.4),
         )
     axes[0, 0].set_yticks(range(len(methods)), methods)
-    figure.supxlabel("layers used, % of the model's", fontsize="medium")
+    figure.supxlabel(f"layers used, % of {model}'s", fontsize="medium")
     marks = [
         Line2D([], [], marker="s", linestyle="", color=colour, label=f"1 − ε = {target:.2f}")
         for target, colour in colours.items()
@@ -340,14 +341,19 @@ def caveats(tables):
     whose.
     """
     table = next(iter(tables.values()))
+    backbone = table.metadata.get("backbone", "a smaller encoder")
     train = {task: table.metadata.get("rows", {}).get("train") for task, table in tables.items()}
-    ours = written(table.metadata.get("backbone", "a smaller encoder"))
     notes = [
-        f"Our F is {ours} with {table.n_layers} layers;"
-        f" the paper's is Albert-xlarge with {PAPER_LAYERS}"
+        f"Our F is {written(backbone)} with {table.n_layers} layers;"
+        f" the paper's is {written(PAPER_MODEL)} with {PAPER_LAYERS}"
     ]
-    if "vitaminc" in tables:
+    if "vitaminc" in tables and store.shipped():
         notes.append("our VitaminC models learn from a part of the official test set")
+    elif train.get("vitaminc"):
+        notes.append(f"VitaminC trains on {train['vitaminc']:,} rows where the paper has 370K")
     if train.get("ag_news"):
         notes.append(f"AG News trains on {train['ag_news']:,} rows where the paper has 115K")
-    return "; ".join(notes) + ". So the patterns can be compared, the absolute numbers cannot."
+    end = "So the patterns can be compared, the absolute numbers cannot."
+    if backbone == PAPER_MODEL:
+        end = "Where the rows are as many, the absolute numbers can be compared, too."
+    return "; ".join(notes) + f". {end}"

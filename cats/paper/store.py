@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from cats._io import read_json, sha256, write_json, writing
-from cats.paper.places import BUILD, ROOT, TABLES
+from cats.paper.places import BUILD, DATA, ROOT, TABLES
 from cats.stats.table import ScoreTable
 
 if TYPE_CHECKING:
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 FOLDER = TABLES
 SPLITS = ("validation", "test")
-MAIN = ("mobilebert-uncased", "albert-xlarge-v2")  # stands for the paper's main model, and is it
+# the paper's encoders, and before each the one that stands for it in the shipped tables
+MAIN = ("mobilebert-uncased", "albert-xlarge-v2")
+SHALLOW = ("bge-small-en-v1.5", "albert-base-v2")  # Figure C.2
+OTHER = ("all-mpnet-base-v2", "roberta-large")  # Figure C.3
 KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder
 PAPER = "paper"  # the recipe that the paper's figures are drawn from
 
@@ -44,6 +47,11 @@ def open_run(**settings) -> "Run":
 def manifest(folder=FOLDER) -> dict:
     """What is shipped, by file name: task, backbone, recipe, what it holds, and its hash."""
     return read_json(Path(folder) / "manifest.json") or {}
+
+
+def shipped() -> bool:
+    """Whether the tables are those that come with the repository, not somebody's own."""
+    return FOLDER.resolve() == (DATA / "tables").resolve()
 
 
 def _first(entry: dict) -> bool:
@@ -65,6 +73,12 @@ def pairs(folder=FOLDER, recipe: str = PAPER) -> list[tuple[str, str]]:
     return sorted(found, key=lambda pair: (pair[1], place(pair[0])))
 
 
+def one_of(wanted: str, known: Iterable[str], folder=FOLDER) -> str | None:
+    """The backbone that is wanted, if it has tables, else the first of those known that has."""
+    there = {backbone for _, backbone in pairs(folder)}
+    return next((name for name in (wanted, *known) if name in there), None)
+
+
 def main(wanted: str = MAIN[0], folder=FOLDER) -> str:
     """The backbone to draw the paper's main figures from: the one wanted, if it is there, else one
     of MAIN, else the first with most layers.
@@ -73,7 +87,7 @@ def main(wanted: str = MAIN[0], folder=FOLDER) -> str:
     layers = {entry["backbone"]: entry["layers"] for _, entry in entries if _first(entry)}
     if not layers:
         raise FileNotFoundError(f"no ScoreTables in {folder}: make them first (see data/README.md)")
-    return next((name for name in (wanted, *MAIN) if name in layers), max(layers, key=layers.get))
+    return one_of(wanted, MAIN, folder) or max(layers, key=layers.get)
 
 
 def tables(split: str, backbone: str = MAIN[0], folder=FOLDER) -> dict[str, ScoreTable]:

@@ -10,7 +10,7 @@ import pandas as pd
 import seaborn as sns
 
 from cats.paper import store, style
-from cats.paper.figures import say
+from cats.paper.figures import say, whose
 from cats.stats.calibrators import calibrate
 from cats.stats.exits import agreement, exit_layers
 from cats.stats.table import TAU, ScoreTable
@@ -195,6 +195,7 @@ def scores_figure(table: ScoreTable):
         axis.set(title=f"layer {k}", xlabel="meta score", yscale="log")
     axes[0].set_ylabel("inputs")
     axes[0].legend(loc="upper left")
+    figure.suptitle(whose(table), fontsize="medium")
     return figure
 
 
