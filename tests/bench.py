@@ -165,16 +165,23 @@ def runtime(tokens=64):
     """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; in
     turns, medians over repeats and their range.
     """
+    batches = {1: (60, 21), 32: (256, 11)}  # inputs and repeats by batch size
+    cases = [(tokens, size, "meta", None) for size in batches]
+    cases += [(tokens, size, "meta", body) for body in ("bfloat16", "int8") for size in batches]
+    cases += [(8, 32, measure, None) for measure in ("meta", "sm")]  # short texts
     for name in ("BERT 12 x 384", "MobileBERT 24 x 512"):
-        for size, n, repeats in ((1, 60, 21), (32, 256, 11)):
-            found = in_a_process(_replayed, name, n, tokens, size, repeats)
-            low, high = found.ratios.min() / found.share, found.ratios.max() / found.share
+        for length, size, measure, body in cases:
+            n, repeats = batches[size]
+            found = in_a_process(_replayed, name, body, n, length, size, repeats, measure)
+            low, high = (value / found.share for value in found.interval[1:])
             print(
-                f"runtime: {name}, {tokens} tokens, batch {size}: T_G/T_F {found.ratio:.3f},"
-                f" layers_G/l {found.share:.3f},",
+                f"runtime: {name}, {body or 'float32'}, {length} tokens, batch {size}, {measure}:"
+                f" T_G/T_F {found.ratio:.3f}, layers_G/l {found.share:.3f},",
                 end=" ",
             )
             print(f"quotient {found.ratio / found.share:.3f} ({low:.3f} to {high:.3f})")
+            if body or length != tokens:
+                continue
             for which, times in (("F", found.full), ("G", found.early)) if size == 1 else ():
                 p50, p95 = np.quantile(np.median(times, axis=0), [0.5, 0.95]) * 1e3  # over inputs
                 print(f"    {which} latency: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
@@ -189,12 +196,12 @@ def runtime(tokens=64):
         )
 
 
-def _replayed(name, n, *how):
+def _replayed(name, body, n, *how):
     """In a process of its own: how fast F is depends on the heap that whatever ran before has left,
     by a tenth at batch size 32.
     """
     torch.manual_seed(0)
-    cat = timing.untrained(name, recipe=RECIPE)
+    cat = timing.untrained(name, recipe=RECIPE, body=body)
     table = Synthetic(layers=cat.backbone.n_layers).table(2000)
     thresholds = calibrate(table.scores("meta"), table.consistent, 0.05, method="first_exit")
     return timing.replay(cat, exit_layers(table.scores("meta"), thresholds)[:n], *how)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.stats import binom
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -67,8 +68,8 @@ def random_backbone(architecture, n_outputs=2, **options):
     return Backbone(AutoModelForSequenceClassification.from_config(config, **options))
 
 
-def untrained(architecture, n_outputs=2, recipe="paper"):
-    """A CAT of random weights, for timing and counting alone."""
+def untrained(architecture, n_outputs=2, recipe="paper", body=None):
+    """A CAT of random weights, for timing and counting alone; its layers on a faster body."""
     recipe = find_recipe(recipe)
     backbone = random_backbone(architecture, n_outputs)
     early = backbone.n_layers - 1
@@ -79,7 +80,12 @@ def untrained(architecture, n_outputs=2, recipe="paper"):
         None,
         heads.requires_grad_(False),
         meta.requires_grad_(False),
-        ScoreTable(np.zeros((1, early + 1, n_outputs)), np.zeros((1, early))),
+        ScoreTable(
+            np.zeros((1, early + 1, n_outputs)),
+            np.zeros((1, early)),
+            full=np.zeros((1, n_outputs)) if body else None,
+        ),
+        body=body,
     )
 
 
@@ -123,6 +129,36 @@ def live(run):
     return int(np.cumsum([0, *sizes]).max())
 
 
+def interval(ratios, confidence=0.95):
+    """Median of paired ratios and an interval for it, by order statistics, which asks nothing of
+    their law: exact where there are six or more, else from the smallest to the largest.
+
+    >>> interval([1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    (5.5, 2.0, 9.0)
+    """
+    values = np.sort(np.asarray(ratios, dtype=float))
+    beyond = binom.cdf(np.arange(len(values)), len(values), 0.5) <= (1 - confidence) / 2
+    low = max(int(beyond.sum()) - 1, 0)
+    return float(np.median(values)), float(values[low]), float(values[len(values) - 1 - low])
+
+
+def in_turns(ways, reference, repeats, beside=4):
+    """Seconds of each way, {name: a call}, as a share of the reference's, {name: (repeats,)}; and
+    the reference's own. All take turns, the reference before every so many of them, so that a
+    machine that slows down slows both. The first time, which warms up, is not counted.
+    """
+    ratios, whole, last = {name: np.zeros(repeats) for name in ways}, [], 0.0
+    for run in (reference, *ways.values()):
+        run()
+    for r in tqdm(range(repeats), desc="repeats"):
+        for j, (name, run) in enumerate(ways.items()):
+            if j % beside == 0:
+                last = seconds(reference)
+                whole.append(last)
+            ratios[name][r] = seconds(run) / last
+    return ratios, float(np.median(whole))
+
+
 class Replay(NamedTuple):
     """Seconds of what was timed together, repeat by repeat."""
 
@@ -136,14 +172,33 @@ class Replay(NamedTuple):
         return self.early.sum(axis=1) / self.full.sum(axis=1)
 
     @property
+    def interval(self):
+        """T_G / T_F, and an interval of 95 %."""
+        return interval(self.ratios)
+
+    @property
     def ratio(self):
         """T_G / T_F."""
         return float(np.median(self.ratios))
 
 
-def replay(cat, exits, tokens=64, batch_size=1, repeats=5):
+def contradictions(replays):
+    """Pairs of replays of the same inputs of which one runs more layers and is faster, beyond both
+    intervals: [(name, name)]. Time follows layers where there is none.
+    """
+    return [
+        (more, fewer)
+        for more in replays
+        for fewer in replays
+        if replays[more].share > replays[fewer].share
+        and replays[more].interval[2] < replays[fewer].interval[1]
+    ]
+
+
+def replay(cat, exits, tokens=64, batch_size=1, repeats=5, measure="meta"):
     """`replays` of one array of exit layers, F before each batch."""
-    return replays(cat, {"": exits}, tokens, batch_size, repeats, beside=1)[""]
+    how = (tokens, batch_size, repeats, {"": measure})
+    return replays(cat, {"": exits}, *how, beside=1)[""]
 
 
 def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, beside=4):
@@ -171,7 +226,7 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
 
     def run_full(i=0):
         with torch.inference_mode():
-            cat.backbone.model(**batch_of(ids[i : i + batch_size]))
+            cat.engine.model(**batch_of(ids[i : i + batch_size]))  # F on the same body
 
     def run_early(name, batches, exits):
         cat.run(

@@ -46,6 +46,19 @@ def beta_quantiles(n: int, epsilons: Sequence[float]) -> dict[float, str]:
     return found
 
 
+def body(cat: "CAT") -> str:
+    """What the layers run on, where that is not F itself."""
+    if not cat.nearly:
+        return ""
+    lost = int((~cat.consistent[:, -1]).sum())
+    return (
+        f"\n* layers run in {cat.body}; F is the model in {cat.backbone.precision}. The body's own"
+        f" last layer differs from F, or might by rounding, on {lost} of {len(cat.table)}"
+        " calibration inputs, which calibration takes into account; where that is too much for ε, F"
+        " itself runs"
+    )
+
+
 def card(cat: "CAT") -> str:
     """What was fitted on what, and what it can promise."""
     n, l = len(cat.table), cat.backbone.n_layers
@@ -68,6 +81,7 @@ def card(cat: "CAT") -> str:
         read=f"{len(cat.choosing or cat.table):,} {read}",
         about="\n".join(f"* {name}: {value}" for name, value in sorted(cat.about.items())),
         max_length=cat.max_length,
-        some=int((~cat.table.consistent.all(axis=1)).sum()),
+        some=int((~cat.consistent.all(axis=1)).sum()),
         autocast=cat.autocast or "none",
+        body=body(cat),
     )

@@ -28,7 +28,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cats._io import module_digest, versions, warn
 from cats.model.backbone import Backbone
-from cats.model.exits import Heads, Meta, check_pair
+from cats.model.bodies import FULL, body_of, check_body, fastest
+from cats.model.exits import Heads, Meta, check_pair, score, vectors
 from cats.runtime import folder as kept
 from cats.runtime.audit import Audit
 from cats.runtime.card import card
@@ -81,6 +82,8 @@ class CAT:
         texts: int | None = None,
         margins: Mapping[str, float] | None = None,
         choosing: ScoreTable | None = None,
+        body: str | None = None,
+        slack: Sequence[float] | None = None,
         about: Mapping[str, Any] | None = None,
     ):
         if not backbone.n_layers == heads.early + 1 == meta.early + 1 == table.n_layers:
@@ -101,6 +104,15 @@ class CAT:
         self.heads, self.meta = heads.cpu(), meta.cpu()
         self.max_length = min(check_max_length(max_length), backbone.max_tokens)
         self.measure, self.autocast = check_measure(measure), check_autocast(autocast)
+        self.engine = body_of(backbone, body)  # what runs: F, or a faster body of it
+        self.body = self.engine.precision
+        if self.nearly != (table.full is not None):
+            raise ValueError(
+                f"the body {self.body!r} needs a calibration table that compares it with F, and F"
+                " itself one that does not: they do not belong together"
+            )
+        # (l,), by how much a body's logits may be off at each layer: see `fit`
+        self.slack = list(slack or []) or [0.0] * backbone.n_layers
         self.texts = texts  # of an input: 1 or 2, or None where that is not known
         self.margins = dict(margins or {})  # by how much a measure's scores may be off: see `fit`
         self.choosing = choosing  # inputs to choose by, which do not calibrate
@@ -109,9 +121,24 @@ class CAT:
 
     def __repr__(self) -> str:
         return (
-            f"CAT({self.backbone.family}, {self.backbone.n_layers} layers, {len(self.table)}"
-            f" calibration inputs, {self.measure})"
+            f"CAT({self.backbone.family}, {self.backbone.n_layers} layers"
+            f"{f' in {self.body}' if self.nearly else ''}, {len(self.table)} calibration inputs,"
+            f" {self.measure})"
         )
+
+    @property
+    def nearly(self) -> bool:
+        """Whether layers run on a body that is only nearly F."""
+        return self.engine is not self.backbone
+
+    @property
+    def consistent(self) -> np.ndarray:
+        """What calibration counts as F_k = F, (n, l-1). For a body that is only nearly F (n, l),
+        and only where rounding cannot change the answer: see `fit`.
+        """
+        if not self.nearly:
+            return self.table.consistent
+        return self.table.surely_consistent(self.slack)
 
     # --- making one ---
 
@@ -128,6 +155,7 @@ class CAT:
         max_length: int | None = None,
         measure: str = "meta",
         autocast: str | None = None,
+        body: str | None = None,
         device: str | int | torch.device | None = None,
         folder: str | Path | None = None,
         seed: int = 0,
@@ -152,6 +180,10 @@ class CAT:
         max_length   tokens at which inputs are cut; by default what tokenizer and model allow
         autocast     run F in "bfloat16" or "float16", here and in predict; the promise is about F
                      as it runs here
+        body         the arithmetic of the layers that run: None for F itself; "bfloat16" or "int8"
+                     (cats.model.bodies), which must agree with F in float32 all the same: the
+                     promise is about F, and covers what a body's last layer gets wrong; "auto" for
+                     the fastest on this machine whose last layer hardly ever differs from F
         device       where F runs; by default an accelerator if there is one, as in transformers'
                      pipelines, and for a model in memory where it is
         folder       where extracted states go (a temporary folder by default); give one to resume
@@ -160,7 +192,11 @@ class CAT:
         A threshold is some calibration input's score, and predictions are computed in other
         arithmetic than the table (other batches, other padding). How far scores are off is measured
         here, on some calibration inputs alone and together; calibration counts layers that lie so
-        near to being the exit, and predictions leave that much above the threshold.
+        near to being the exit, and predictions leave that much above the threshold. With a body
+        that is only nearly F the same is done for answers: how far logits are off is measured layer
+        by layer, and a layer counts as agreeing with F only where that could not change its answer.
+        So {G ≠ F} lies in {V > threshold} for all inputs whose scores and logits are off by no more
+        than that, in whatever batch they come.
         """
         recipe = find_recipe(recipe)
         if labels is not None and recipe.targets != "labels":
@@ -170,10 +206,14 @@ class CAT:
             )
         check_measure(measure)
         check_autocast(autocast)
+        if body not in (None, "auto"):
+            check_body(body)
+        if autocast and body not in (None, FULL):
+            raise ValueError(f"autocast={autocast!r} is for F itself, not for body={body!r}")
         tuning, calibration = rows_of(tuning), rows_of(calibration)
         check_texts(tuning, calibration)
         backbone = backbone_of(model).ready()
-        place(backbone, device, loaded=isinstance(model, str | Path))
+        place(backbone, device, loaded=isinstance(model, str | Path) and body != "int8")
         tokenizer = tokenizer_of(tokenizer, model, backbone)
         if max_length is None:
             max_length = min(tokenizer.model_max_length, backbone.max_tokens)
@@ -185,13 +225,18 @@ class CAT:
         if labels is not None:
             data = data.add_column("label", labels)
         parts, calibration = kept_apart(data, seed), tasks.from_texts(columns, calibration)
+        timed = {}
+        if body == "auto":
+            rows = encode(tokenizer, [list(c) for c in zip(*tuning[:TIMED])], max_length)
+            body, timed = fastest(backbone, in_batches(tokenizer, rows, backbone), tau)
+        engine = body_of(backbone, body)
 
         with tempfile.TemporaryDirectory() as temporary:
             work = Path(folder or temporary)
             options = {"max_length": max_length, "autocast": autocast}
             states = {
                 name: extract(
-                    backbone,
+                    engine,
                     tokenizer,
                     part.select_columns(columns),
                     columns,
@@ -216,13 +261,19 @@ class CAT:
                 heads, states["meta"], recipe=recipe, tau=tau, seed=seed, **(meta or {})
             )
             states["calibration"] = extract(
-                backbone, tokenizer, calibration, columns, work / "calibration", **options
+                engine, tokenizer, calibration, columns, work / "calibration", **options
             )
             tables = {
                 name: table_of(states[name], heads, metas, None, {"split": name}, tau)
                 for name in ("calibration", "choosing")
                 if name in states
             }
+            if engine is not backbone:  # what F itself says
+                for name, table in tables.items():
+                    part = parts[name].select_columns(columns) if name in parts else calibration
+                    aside = work / f"{name}-{FULL}"
+                    full = extract(backbone, tokenizer, part, columns, aside, **options)
+                    tables[name] = compared(table, full.gather("logits").numpy())
         sizes = {
             "tuning": len(tuning),
             "calibration": len(calibration),
@@ -233,6 +284,7 @@ class CAT:
             **sizes,
             "seed": seed,
             "versions": versions("torch", "transformers"),
+            **({"bodies": timed} if timed else {}),
             **(about or {}),
         }
         cat = cls(
@@ -246,16 +298,26 @@ class CAT:
             autocast=autocast,
             texts=len(columns),
             choosing=tables.get("choosing"),
+            body=body,
             about=made,
         )
-        some = np.random.default_rng(seed).permutation(len(calibration))[:MEASURED].tolist()
-        rows = list(zip(*(calibration.select(some)[column][:] for column in columns)))
-        cat.margins = cat.measured_margins(rows, cat.table.take(some))
+        cat._measure_rounding(calibration, columns, seed)
         return cat
 
     @classmethod
-    def from_run(cls, run: Run, measure: str = "meta") -> "CAT":
-        """The CAT of a run, calibrated on its validation split."""
+    def from_run(cls, run: Run, measure: str = "meta", body: str | None = None) -> "CAT":
+        """The CAT of a run, calibrated on its validation split. With a `body`, see `fit`, the run's
+        own heads and meta classifiers read that body, and it is calibrated as they do.
+        """
+        table, data = run.table("validation"), run.data["validation"]
+        columns, engine = run.task.columns, body_of(run.backbone, body)
+        if engine is not run.backbone:
+            with tempfile.TemporaryDirectory() as folder:
+                states = extract(
+                    engine, run.tokenizer, data, columns, folder, max_length=run.max_length
+                )
+                made = table_of(states, run.heads, run.metas, table.labels, table.metadata)
+            table = compared(made, table.logits[:, -1])
         about = {
             "task": run.task.name,
             "tuning": len(run.data["train"]),
@@ -264,17 +326,21 @@ class CAT:
         }
         if run.task.hub not in ("", "demo") and not run.source:
             about["datasets"] = [run.task.hub]
-        return cls(
+        cat = cls(
             run.backbone,
             run.tokenizer,
             run.heads,
             run.metas,
-            run.table("validation"),
+            table,
             max_length=run.max_length,
             measure=measure,
-            texts=len(run.task.columns),
+            texts=len(columns),
+            body=body,
             about=about,
         )
+        if cat.nearly:
+            cat._measure_rounding(data, columns)
+        return cat
 
     # --- using it ---
 
@@ -303,6 +369,8 @@ class CAT:
             layers = sorted(set(exit_layers))
         if not layers or not 1 <= layers[0] <= layers[-1] <= early:
             raise ValueError(f"exit_layers must be among 1 … {early}, got {exit_layers}")
+        if self.nearly:
+            self._check_method(method, options)
         columns = np.array(layers) - 1
         thresholds = np.full(early, np.inf)
         thresholds[columns] = calibrators.thresholds_from(
@@ -320,20 +388,44 @@ class CAT:
         found = calibrators.METHODS.get(method)
         return self.margins.get(measure, 0.0) if found is None or found.margins else 0.0
 
+    def _check_method(self, method: str, options: Mapping[str, Any]) -> None:
+        """Refuse a method that takes the body's last layer for F."""
+        found = calibrators.METHODS.get(method)
+        if found is not None and found.guarantee != "none" and not found.bodies:
+            raise ValueError(
+                f"{method} takes the last layer for F, and the body {self.body!r} is only nearly F:"
+                " use first_exit, pac or band"
+            )
+        losses = options.get("losses")
+        if losses is not None and np.shape(losses)[1:] != (self.backbone.n_layers,):
+            raise ValueError(
+                f"the body {self.body!r} is only nearly F: losses need {self.backbone.n_layers}"
+                f" columns, the last for its own last layer, got shape {np.shape(losses)}"
+            )
+
     def _sorted(self, measure, columns, method):
         """The calibration statistics of these columns, sorted once."""
         key = check_measure(measure), columns, self.margin(measure, method)
         if key not in self._sets:
             scores = self.table.scores(measure)[:, columns]
-            consistent = self.table.consistent[:, columns]
+            # with the body's own last layer, where there is one
+            consistent = self.consistent[:, [*columns, *[-1] * self.nearly]]
             self._sets[key] = calibrators.CalibrationSet(scores, consistent, key[2])
         return self._sets[key]
+
+    def _measure_rounding(self, data: Any, columns: Sequence[str], seed: int = 0) -> None:
+        """Margins, and for a body slack, on some of the calibration inputs."""
+        some = np.random.default_rng(seed).permutation(len(data))[:MEASURED].tolist()
+        rows = list(zip(*(data.select(some)[column][:] for column in columns)))
+        self.margins = self.measured_margins(rows, self.table.take(some))
+        if self.nearly:
+            self.slack = self.measured_slack(rows, self.table.take(some))
 
     def measured_margins(self, rows: list[Row], table: ScoreTable) -> dict[str, float]:
         """By how much the scores of these inputs, alone and together, differ at most from those of
         their table, measure by measure; with a factor to spare.
         """
-        tokens = encode(self.tokenizer, [list(column) for column in zip(*rows)], self.max_length)
+        tokens = self._tokens(rows)
         margins = {}
         for measure in runtime_measures():
             found = MEASURES[measure]
@@ -348,13 +440,32 @@ class CAT:
                     seen[numbers, k - 1] = scores
                     return [False] * len(numbers)
 
-                parts = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-                extra = self.backbone.extra_padding
-                batches = (collate(self.tokenizer, part, extra, pairs=True) for part in parts)
+                batches = in_batches(self.tokenizer, tokens, self.backbone, size)
                 self.run(batches, np.full(expected.shape[1], np.inf), measure, look)
                 largest = max(largest, float(np.abs(seen - expected).max()))
             margins[measure] = SPARE * max(largest, float(np.finfo(np.float32).eps))
         return margins
+
+    @torch.inference_mode()
+    def measured_slack(self, rows: list[Row], table: ScoreTable) -> list[float]:
+        """By how much the logits of these inputs, alone and together, differ at most from those of
+        their table, layer by layer; with a factor to spare.
+        """
+        tokens, largest = self._tokens(rows), np.zeros(table.n_layers)
+        for size in (1, len(tokens)):
+            parts = []
+            for batch in in_batches(self.tokenizer, tokens, self.backbone, size):
+                states = self.engine.states(batch)
+                names = self.heads.reads.split("+")
+                read = vectors(self.heads.reads, *(states[name].float().cpu() for name in names))
+                early, _ = score(self.heads, self.meta, read)
+                parts.append(torch.cat([early, states["logits"].float().cpu()[:, None]], 1))
+            off = np.abs(torch.cat(parts).numpy() - table.logits)
+            largest = np.maximum(largest, off.max(axis=(0, 2)))
+        return (SPARE * np.maximum(largest, np.finfo(np.float32).eps)).tolist()
+
+    def _tokens(self, rows: list[Row]) -> list[dict[str, Any]]:
+        return encode(self.tokenizer, [list(column) for column in zip(*rows)], self.max_length)
 
     @property
     def names(self) -> dict[int, str] | None:
@@ -365,6 +476,8 @@ class CAT:
 
     def to(self, device: str | int | torch.device) -> "CAT":
         """Move F to a device; heads and scores stay on the host, where the exits are decided."""
+        if self.nearly:
+            place(self.engine, device)  # first: it may refuse
         place(self.backbone, device)
         return self
 
@@ -384,6 +497,7 @@ class CAT:
         exit_layers: Iterable[int] | None = None,
         thresholds: Sequence[float] | np.ndarray | None = None,
         monitor: Monitor | None = None,
+        body: str | None = None,
         **options: Any,
     ) -> Predictions:
         """Predictions that agree with F as often as the method promises; see cats.calibrate for
@@ -398,13 +512,16 @@ class CAT:
                     it leaves no input later than `shared`, the paper's, which is the default of
                     cats.calibrate and also promises given an inconsistent layer
         thresholds  (l-1,) to use these instead of calibrated ones; all `inf` runs F itself
+        body        the one this CAT was fitted on, which is the default; or "float32" for F itself,
+                    all layers of it, where that was another. Where its own last layer differs from
+                    F too often for ε, F itself runs, with a warning
         batch_size  a CAT needs no more memory than F with batches of this size; "auto" takes what
                     suits length and device
         monitor     a cats.Monitor, which audits some of the inputs: they go on to F after their
                     exit, when all answers are there, and it warns if the promise is broken. In
                     adaptive mode it also says ε, anew every so many inputs
         """
-        asked = epsilon, method, measure, exit_layers, thresholds, options
+        asked = epsilon, method, measure, exit_layers, thresholds, options, body
         rule = self._rule(monitor, *asked)
         check_batch_size(batch_size)
         parts, n = [], 0
@@ -510,9 +627,22 @@ class CAT:
         exit_layers: Any,
         thresholds: Any,
         options: Any,
+        body: str | None = None,
     ) -> tuple[Any, str]:
         """The thresholds and the measure that a call asks for."""
         measure = check_measure(measure or self.measure)
+        if body not in (None, self.body, FULL):
+            raise ValueError(
+                f"this CAT was fitted on the body {self.body!r}, and its heads and calibration"
+                f" belong to it: fit another with body={body!r}, or predict with body={FULL!r}"
+            )
+        if self.nearly and monitor is not None:
+            raise TypeError(
+                f"a monitor compares with the last layer that runs, and the body {self.body!r} is"
+                " only nearly F: watch a CAT that was fitted without body="
+            )
+        if self.nearly and body == FULL:
+            return np.full(self.backbone.n_layers - 1, np.inf), measure
         if thresholds is None:
             if steers(monitor) and epsilon is not None:
                 raise TypeError("this monitor says which ε to run with: leave epsilon out")
@@ -546,7 +676,7 @@ class CAT:
                 f"this CAT was calibrated on inputs of {self.texts} text{'s' * (self.texts > 1)},"
                 f" got {len(rows[0])}"
             )
-        tokens = encode(self.tokenizer, [list(column) for column in zip(*rows)], self.max_length)
+        tokens = self._tokens(rows)
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
         longest = len(tokens[order[-1]]["input_ids"]) if order else 0
         size = starting(rows_together(batch_size, longest, self.device.type))
@@ -585,15 +715,14 @@ class CAT:
                 to a list of who leaves: to replay known exits
         audit   takes note of some rows, which may then go on: see cats.runtime.audit
         """
-        self.backbone.ready()
         loop = Loop(self, thresholds, decide, audit)
-        n = 0
-        with mixed(self.autocast, self.backbone):
+        engine, n = loop.backbone.ready(), 0
+        with mixed(self.autocast, engine):
             for batch in batches:
                 size = len(batch["input_ids"])
                 loop.begin(
                     Cohort(
-                        self.backbone.start(batch),
+                        engine.start(batch),
                         [*range(n, n + size)],
                         Scorer(self, measure, size),
                     )
@@ -663,7 +792,8 @@ class CAT:
         """
         where = kept.find(folder, revision=revision, **hub)
         model, *parts, options = kept.read(where, backbone)
-        place(model, device, loaded=backbone is None or isinstance(backbone, str | Path))
+        loaded = backbone is None or isinstance(backbone, str | Path)
+        place(model, device, loaded and options.get("body") != "int8")
         return cls(model, *parts, **options)
 
     def push_to_hub(
@@ -718,12 +848,24 @@ class CAT:
 
 EPSILON = 0.05  # where none is given
 MEASURED = 32  # calibration inputs on which margins are measured
+TIMED = 128  # tuning inputs on which bodies are compared
 SPARE = 4.0  # times the largest difference seen
 
 
 def steers(monitor: Monitor | None) -> bool:
     """Whether a monitor says which ε to run with, as inputs come."""
     return monitor is not None and monitor.step > 0
+
+
+def compared(table: ScoreTable, full: np.ndarray) -> ScoreTable:
+    """The table of a body, all its layers compared with what F says."""
+    return ScoreTable(table.logits, table.meta, table.labels, table.metadata, table.tau, full)
+
+
+def in_batches(tokenizer: Any, rows: list[Any], backbone: Backbone, size: int = 32) -> list[Any]:
+    """Tokenised rows as padded batches, in their order."""
+    parts = [rows[i : i + size] for i in range(0, len(rows), size)]
+    return [collate(tokenizer, part, backbone.extra_padding, pairs=True) for part in parts]
 
 
 def kept_apart(data: Any, seed: int) -> dict[str, Any]:

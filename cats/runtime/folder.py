@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMAT = "cats.CAT/4"
+# of a CAT whose layers run on a body that is only nearly F: older versions, which know no bodies,
+# must not run it on F
+BODY_FORMAT = "cats.CAT/5"
 # files of the older kinds still load: 2 and 3 hash neither the configuration nor cat.json itself
 OLD_FORMATS = ("cats.CAT/2", "cats.CAT/3")
 PARTS = ("heads.safetensors", "meta.safetensors", "calibration.safetensors")
@@ -45,6 +48,7 @@ CHOOSING = "choosing.safetensors"  # where there is one
 PLACES = ("backbone", "tokenizer")  # folders inside
 OURS = (*PARTS, CHOOSING, *PLACES, "cat.json")
 OPTIONS = ("max_length", "measure", "autocast", "texts", "margins", "about")
+BODY_OPTIONS = ("body", "slack")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -90,7 +94,7 @@ def write(cat: "CAT", folder: str | Path, inside: bool) -> Path:
             cat.backbone.model.save_pretrained(new / place)
         plain(cat.tokenizer).save_pretrained(new / place)
         content = {
-            "format": FORMAT,
+            "format": BODY_FORMAT if cat.nearly else FORMAT,
             "files": {name: sha256(new / name) for name in (*parts, *listed(new / place))},
             "backbone": {
                 "where": place if inside else where,
@@ -102,7 +106,7 @@ def write(cat: "CAT", folder: str | Path, inside: bool) -> Path:
                 "settings": cat.backbone.settings,
             },
             "tokenizer": place,
-            **{name: getattr(cat, name) for name in OPTIONS},
+            **{name: getattr(cat, name) for name in OPTIONS + BODY_OPTIONS * cat.nearly},
         }
         if "README.md" in names:
             (new / "README.md").write_text(card, encoding="utf-8")
@@ -167,6 +171,8 @@ def read(folder: Path, backbone: Any = None) -> tuple[Backbone, Any, Heads, Meta
         tokenizer = load_tokenizer(folder / saved["tokenizer"])
         options = {"margins": {}} if saved["format"] in OLD_FORMATS else {}
         options |= {name: saved[name] for name in OPTIONS if name not in options}
+        if saved["format"] == BODY_FORMAT:
+            options |= {name: saved[name] for name in BODY_OPTIONS}
         if CHOOSING in saved["files"]:
             options["choosing"] = ScoreTable.load(folder / CHOOSING)
         return model, tokenizer, heads, meta, table, options
@@ -185,10 +191,10 @@ def settings(folder: Path) -> dict[str, Any]:
     saved = read_json(folder / "cat.json")
     if not isinstance(saved, dict):
         raise broken(folder, "it is no whole JSON")
-    if saved.get("format") not in (FORMAT, *OLD_FORMATS):
+    if saved.get("format") not in (FORMAT, BODY_FORMAT, *OLD_FORMATS):
         raise ValueError(f"{folder} holds {saved.get('format')!r}, expected {FORMAT!r}")
     hashed = {name: value for name, value in saved.items() if name != "digest"}
-    new = saved["format"] == FORMAT
+    new = saved["format"] not in OLD_FORMATS
     if new and saved.get("digest") != digest(hashed):
         raise broken(folder, "its settings are not those it was saved with")
     place, files = saved.get("tokenizer"), saved.get("files")

@@ -29,10 +29,12 @@ class Loop:
     """
 
     def __init__(self, cat, thresholds, decide, audit=None):
-        self.backbone, self.autocast, self.decide = cat.backbone, cat.autocast, decide
+        self.autocast, self.decide, self.reads = cat.autocast, decide, cat.heads.reads
         self.audit = audit  # of some rows: it asks for the scores of all layers
-        self.reads = cat.heads.reads
         given = np.asarray(thresholds, dtype=float)
+        # where nothing leaves early F itself answers, not a body that is only nearly F
+        nobody = not decide and (given == math.inf).all()
+        self.backbone = cat.backbone if nobody else cat.engine
         l, self.thresholds = self.backbone.n_layers, given.tolist()
         if given.shape != (l - 1,) or np.isnan(given).any():
             raise ValueError(

@@ -41,13 +41,16 @@ def native(values: ArrayLike) -> NDArray[Any]:
 class ScoreTable:
     """Logits of all layers, meta scores, labels, and where they come from.
 
-    logits    (n, l, C) float; the full model F is the last layer; C = 1 means regression
+    logits    (n, l, C) float; the full model F is the last layer, unless there is `full`; C = 1
+              means regression
     meta      (n, l-1) float; the meta classifier's belief that F_k(x) = F(x); None where there is
               no such classifier and scores come from the logits or from elsewhere
     labels    (n,) int for classification, float for regression; None for unlabelled inputs
     metadata  task, backbone, split, seed, source, versions, and whatever else says how the table
               was made; `costs`, l numbers, where steps cost not alike: see `costs`
     tau       the margin of consistency for regression
+    full      (n, C) float; what F says, where the layers are those of a faster body that is only
+              nearly F. Consistency is then with these, of all l layers
 
     Layers are counted from 1: `predictions[:, k-1]` is F_k and `predictions[:, -1]` is F.
     """
@@ -59,8 +62,10 @@ class ScoreTable:
         labels: ArrayLike | None = None,
         metadata: Mapping[str, Any] | None = None,
         tau: float = TAU,
+        full: ArrayLike | None = None,
     ) -> None:
         self.logits: NDArray[Any] = native(logits)
+        self.full: NDArray[Any] | None = None if full is None else native(full)
         self.meta: NDArray[Any] | None = None if meta is None else native(meta)
         self.labels: NDArray[Any] | None = None if labels is None else native(labels)
         self.metadata, self.tau = dict(metadata or {}), float(tau)
@@ -75,7 +80,12 @@ class ScoreTable:
             raise ValueError(
                 f"meta must have shape (n, l-1) = {(len(self), self.n_layers - 1)}: {shapes}"
             )
-        for name, array in (("logits", self.logits), ("meta", self.meta)):
+        if self.full is not None and self.full.shape != (len(self), self.n_classes):
+            raise ValueError(
+                f"full must have shape (n, C) = {(len(self), self.n_classes)}, got"
+                f" {self.full.shape}"
+            )
+        for name, array in (("logits", self.logits), ("meta", self.meta), ("full", self.full)):
             if array is None:
                 continue
             if array.dtype.kind != "f":
@@ -151,9 +161,34 @@ class ScoreTable:
         return self.logits[..., 0].astype(float) if self.regression else self.logits.argmax(axis=-1)
 
     @property
+    def reference(self) -> NDArray[Any]:
+        """What F predicts, (n,)."""
+        if self.full is None:
+            return self.predictions[:, -1]
+        return self.full[:, 0].astype(float) if self.regression else self.full.argmax(axis=-1)
+
+    @property
+    def _compared(self) -> int:
+        """How many layers may differ from F: l-1, or l where the last is not F."""
+        return self.n_layers - (self.full is None)
+
+    @property
     def consistent(self) -> Bools:
-        """Whether F_k(x) = F(x), (n, l-1); for regression |F_k(x) - F(x)| <= tau."""
-        return self.agree(self.predictions[:, :-1], self.predictions[:, -1:])
+        """Whether F_k(x) = F(x), (n, l-1); for regression |F_k(x) - F(x)| <= tau. For a body that
+        is only nearly F (n, l): its last layer may differ, too.
+        """
+        return self.agree(self.predictions[:, : self._compared], self.reference[:, None])
+
+    def surely_consistent(self, off: ArrayLike) -> Bools:
+        """`consistent`, and it would be so still were each logit of layer k off by up to off[k-1]:
+        for a runtime that computes them in other arithmetic, `off` (l,) bounding the difference.
+        """
+        allowed = np.asarray(off, dtype=float)[: self._compared]
+        logits = self.logits[:, : self._compared].astype(float)
+        if self.regression:
+            return np.abs(logits[..., 0] - self.reference[:, None]) <= self.tau - allowed
+        top = np.sort(logits, axis=-1)[..., -2:]
+        return self.consistent & (top[..., 1] - top[..., 0] > 2 * allowed)
 
     @property
     def correct(self) -> Bools:
@@ -199,7 +234,8 @@ class ScoreTable:
         return over_layers(measure, self.logits[:, :-1], self.tau)
 
     def losses(self, kind: str | None = None) -> Floats:
-        """What it costs that layer k answers in place of F, (n, l-1), for `cats.calibrate_risk`.
+        """What it costs that layer k answers in place of F, (n, l-1), for `cats.calibrate_risk`;
+        (n, l) for a body that is only nearly F.
 
         kind  "difference": |F_k - F|, for regression (the default there); "variation": the total
               variation between the probabilities p_k and p_F, in [0, 1] (the default for classes);
@@ -209,10 +245,12 @@ class ScoreTable:
         if kind == "disagreement":
             return (~self.consistent).astype(float)
         if kind == "difference" and self.regression:
-            return np.abs(self.predictions[:, :-1] - self.predictions[:, -1:])
+            return np.abs(self.predictions[:, : self._compared] - self.reference[:, None])
         if kind == "variation" and not self.regression:
             p = softmax(self.logits.astype(float), axis=-1)
-            return np.minimum(np.abs(p[:, :-1] - p[:, -1:]).sum(axis=-1) / 2, 1.0)
+            of_f = p[:, -1] if self.full is None else softmax(self.full.astype(float), axis=-1)
+            differences = np.abs(p[:, : self._compared] - of_f[:, None])
+            return np.minimum(differences.sum(axis=-1) / 2, 1.0)
         raise ValueError(
             f"no loss {kind!r} for {'regression' if self.regression else 'classes'}: there are"
             " disagreement, difference (regression) and variation (classes)"
@@ -223,10 +261,12 @@ class ScoreTable:
         rows = np.asarray(rows)
         meta = None if self.meta is None else self.meta[rows]
         labels = None if self.labels is None else self.labels[rows]
-        return ScoreTable(self.logits[rows], meta, labels, self.metadata, self.tau)
+        full = None if self.full is None else self.full[rows]
+        return ScoreTable(self.logits[rows], meta, labels, self.metadata, self.tau, full)
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         arrays = {"logits": self.logits, "meta": self.meta, "labels": self.labels}
+        arrays["full"] = self.full
         return {
             name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None
         }
@@ -273,10 +313,10 @@ class ScoreTable:
                 f"{path} is not a ScoreTable: its format is {header.get('format')!r}, expected"
                 f" {FORMAT!r}"
             )
-        if not {"logits"} <= set(arrays) <= {"logits", "meta", "labels"}:
+        if not {"logits"} <= set(arrays) <= {"logits", "meta", "labels", "full"}:
             raise ValueError(
-                f"{path} holds {sorted(arrays)}, a ScoreTable holds logits and perhaps meta and"
-                " labels"
+                f"{path} holds {sorted(arrays)}, a ScoreTable holds logits and perhaps meta, labels"
+                " and full"
             )
         try:
             table = cls(**arrays, metadata=header["metadata"], tau=header["tau"])

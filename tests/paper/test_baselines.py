@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from cats.paper.baselines import int8, onnx
+from cats.paper.baselines import bfloat16, int8, onnx
 
 SMALL = {
     "vocab_size": 100,
@@ -56,12 +56,13 @@ def errors(model, fast):
     return worst, float(torch.cat([theirs for _, theirs in pairs]).std())
 
 
+@pytest.mark.parametrize("fast", [bfloat16, int8])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_int8_stays_near_and_says_nothing(family):
+def test_fewer_bits_stay_near_and_say_nothing(family, fast):
     model = classifier(family)
     before = copy.deepcopy(model.state_dict())
     with warnings.catch_warnings(action="error"):
-        error, spread = errors(model, int8(model))
+        error, spread = errors(model, fast(model))
     assert 0 < error < spread / 2, (error, spread)  # it does quantise, and is no other model
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 

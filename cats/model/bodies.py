@@ -1,0 +1,194 @@
+"""Bodies: F in a faster arithmetic, for the layers that a CAT runs.
+
+| body       | what it is                                                                        |
+|------------|-----------------------------------------------------------------------------------|
+| `float32`  | F itself                                                                          |
+| `bfloat16` | weights and states in bfloat16: halves the time on processors that multiply them  |
+| `int8`     | the layers' matrices in 8 bits, one scale a row of weights and one a token; CPU   |
+
+F stays the float32 model, and what is promised is agreement with it: calibration compares every
+layer of the body, the last included, with F. After the last layer F's own classifier answers, in
+float32, whatever the body.
+
+An input's answer must not depend on the other rows of its batch. Torch's dynamic quantisation has
+one scale for all activations of a batch, so there it does; here every token has its own, which also
+halves the error. Sums of 8-bit products are whole numbers, so a matrix gives the same bits alone
+and in any batch. bfloat16 is as float32: kernels round as they please, by batch and padding, only
+with fewer digits, and `CAT.fit` measures how much that moves scores and answers.
+"""
+
+import copy
+import time
+import warnings
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cats._io import digest
+from cats.model.backbone import Backbone, State
+
+FULL = "float32"
+QUICK = 5  # times that `fastest` runs each body
+
+
+class Linear8(nn.Module):
+    """A linear layer with weights in 8 bits, one scale an output, and inputs in 8 bits, one scale a
+    token: a row's output depends on nothing but the row.
+    """
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        weight = linear.weight.detach()
+        scale = weight.abs().amax(1).clamp_min(1e-30).double() / 127
+        zero = torch.zeros(len(weight), dtype=torch.long)
+        with warnings.catch_warnings(action="ignore"):  # deprecated, and nothing as quick instead
+            packed = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
+            self.packed = torch.ops.quantized.linear_prepack(packed, None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True).clamp_min_(1e-30)
+        product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        y = product(x / largest, 1 / 127, 128, self.packed)
+        if self.bias is None:
+            return y.mul_(largest)
+        return torch.addcmul(self.bias, y, largest, out=y)
+
+    def __deepcopy__(self, memo: Any) -> "Linear8":
+        return self  # nothing in it ever changes, and packed weights cannot be copied
+
+
+class Body(Backbone):
+    """A backbone whose layers are those of another, `full`, in a faster arithmetic."""
+
+    def __init__(self, full: Backbone, name: str):
+        check_body(name)
+        if name == FULL or full.precision != FULL:
+            raise ValueError(
+                f"a body {name!r} of a model in {full.precision}: bodies are made of a model in"
+                f" {FULL}, which is its own body {FULL!r}"
+            )
+        if name == "int8" and full.device.type != "cpu":
+            raise ValueError(
+                f"the body 'int8' runs on CPUs, and F is on {full.device}: take 'bfloat16'"
+            )
+        super().__init__(BODIES[name](full))
+        self.full, self.name, self.revision = full, name, full.revision
+
+    @cached_property
+    def weights(self) -> str:
+        """A hash: it is made of F's weights alone."""
+        return digest({"weights": self.full.weights, "body": self.name})
+
+    @property
+    def precision(self) -> str:
+        return self.name
+
+    def to(self, device: Any) -> "Body":
+        if device is not None and self.name == "int8" and torch.device(device).type != "cpu":
+            raise ValueError(
+                f"the body 'int8' runs on CPUs and not on {device}: fit with body='bfloat16'"
+            )
+        super().to(device)
+        return self
+
+    # means of rounded states are not rounded again: heads read small differences
+
+    def mean(self, state: State) -> Tensor:
+        return super().mean(state._replace(hidden=state.hidden.float()))
+
+    def pair(self, state: State) -> Tensor:
+        return super().pair(state._replace(hidden=state.hidden.float()))
+
+    def finish(self, state: State) -> Tensor:
+        """Logits by F's own classifier, in float32."""
+        return self.full.finish(state._replace(hidden=state.hidden.float()))
+
+
+def _bfloat16(full: Backbone) -> nn.Module:
+    model = copy.deepcopy(full.model)
+    for weight in model.parameters():  # buffers, such as angles, keep their digits
+        weight.data = weight.data.to(torch.bfloat16)
+    return model
+
+
+def _int8(full: Backbone) -> nn.Module:
+    # what is not a matrix of a layer is shared with F
+    shared = [*full.model.parameters(), *full.model.buffers()]
+    model = copy.deepcopy(full.model, {id(tensor): tensor for tensor in shared})
+    for layer in Backbone(model).layers:
+        for part in list(layer.modules()):
+            for name, child in list(part.named_children()):
+                if type(child) is nn.Linear:
+                    setattr(part, name, Linear8(child))
+    return model
+
+
+BODIES: dict[str, Any] = {FULL: None, "bfloat16": _bfloat16, "int8": _int8}
+
+
+def check_body(name: str) -> str:
+    """Refuse the name of a body that is none."""
+    if name not in BODIES:
+        raise ValueError(f"body is one of {', '.join(BODIES)}, or 'auto' to fit, not {name!r}")
+    return name
+
+
+def body_of(full: Backbone, name: str | None) -> Backbone:
+    """The body of that name; F itself for None and for its own precision."""
+    return full if name is None or name == full.precision else Body(full, name)
+
+
+@torch.inference_mode()
+def fastest(
+    full: Backbone,
+    batches: Sequence[Any],
+    tau: float = 0.5,
+    differs: float = 0.005,
+    slower: float = 0.95,
+) -> tuple[str, dict[str, dict[str, float]]]:
+    """The body that takes the least time for these batches on this machine, among those whose
+    answers differ from F's on at most a share `differs` of the rows (for regression, by more than
+    `tau`); and what was measured.
+
+    F unless another takes less than `slower` of its time. They take turns, so that a machine that
+    slows down slows all.
+    """
+    names = [name for name in BODIES if name != "int8" or full.device.type == "cpu"]
+    bodies = {name: body_of(full, name) for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(QUICK + 1):
+        answers = {}
+        for name, body in bodies.items():
+            start = time.perf_counter()
+            answers[name] = torch.cat([_logits(body, batch) for batch in batches])
+            seconds[name].append(time.perf_counter() - start)
+    found = {
+        name: {
+            "seconds": sorted(seconds[name][1:])[QUICK // 2],  # the first turn warms up
+            "differs": _differs(answers[name], answers[FULL], tau),
+        }
+        for name in names
+    }
+    allowed = [name for name in names if found[name]["differs"] <= differs]
+    best = min(allowed, key=lambda name: found[name]["seconds"])
+    quick = found[best]["seconds"] < slower * found[FULL]["seconds"]
+    return (best if quick else FULL), found
+
+
+def _logits(backbone: Backbone, batch: Any) -> Tensor:
+    state = backbone.start(batch)
+    for k in range(1, backbone.n_layers + 1):
+        state = backbone.step(state, k)
+    return backbone.finish(state).float().cpu()
+
+
+def _differs(ours: Tensor, theirs: Tensor, tau: float) -> float:
+    """The share of rows with another answer."""
+    regression = theirs.shape[1] == 1
+    other = (ours - theirs).abs() > tau if regression else ours.argmax(1) != theirs.argmax(1)
+    return float(other.float().mean())

@@ -1,0 +1,114 @@
+"""Bodies: what they compute is near F, an input's answer is its own, and F itself is untouched."""
+
+import pytest
+import torch
+from builders import CASES, LENGTHS, build, make_batch
+from torch import nn
+
+from cats.model import cost
+from cats.model.bodies import BODIES, Body, Linear8, body_of, fastest
+from cats.model.exits import Heads, Meta
+
+FAST = [name for name in BODIES if name != "float32"]
+
+
+def alone(backbone, batch, i):
+    """Row i by itself, without padding that F does not need."""
+    width = LENGTHS[i] + backbone.extra_padding
+    return {name: value[i : i + 1, :width] for name, value in batch.items()}
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("case", CASES)
+def test_a_body_is_near_f_and_f_is_left_alone(case, name):
+    full = build(case)
+    before = {key: value.clone() for key, value in full.model.state_dict().items()}
+    batch, body = make_batch(full), Body(full, name)
+    ours, theirs = body.states(batch), full.states(batch)
+    spread = theirs["logits"].std()
+    assert 0 < (ours["logits"] - theirs["logits"]).abs().max() < spread / 4
+    assert ours["logits"].dtype == ours["mean"].dtype == torch.float32
+    after = full.model.state_dict()
+    assert all(torch.equal(value, after[key]) for key, value in before.items())
+    assert body.fingerprint == Body(full, name).fingerprint != full.fingerprint
+    assert (body.device, body.precision, body.n_layers) == (full.device, name, full.n_layers)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_input_in_8_bits_does_not_depend_on_its_neighbours(case):
+    """But for what float32 rounds, which may now and then move one 8-bit number by one."""
+    full = build(case)
+    batch, body = make_batch(full), Body(full, "int8")
+    together, plain = body.states(batch)["logits"], full.states(batch)["logits"]
+    apart = torch.cat([body.states(alone(full, batch, i))["logits"] for i in range(len(LENGTHS))])
+    assert (together - apart).abs().max() < (together - plain).abs().max() / 5
+
+
+def test_a_matrix_in_8_bits_gives_the_same_bits_in_every_batch():
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 40)
+    x = torch.randn(33, 48) * torch.logspace(-3, 3, 33)[:, None]  # rows of all sizes
+    ours, theirs = Linear8(linear), linear(x).detach()
+    with torch.no_grad():
+        whole = ours(x)
+        for size in (1, 2, 7, 32):
+            assert torch.equal(torch.cat([ours(part) for part in x.split(size)]), whole)
+        assert torch.equal(ours(x[:, None]), whole[:, None])
+        assert ours(torch.zeros(1, 48)).equal(linear.bias[None])  # no scale to divide by
+    sizes = x.abs().amax(1, keepdim=True)
+    assert ((whole - theirs).abs() <= 0.02 * sizes + 1e-6).all()
+
+
+def test_one_scale_for_a_batch_would_not_do():
+    """What torch's own dynamic quantisation does: a large neighbour takes a small row's digits."""
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 40)
+    with pytest.warns(DeprecationWarning):
+        from torch.ao.quantization import quantize_dynamic
+
+        theirs = quantize_dynamic(nn.Sequential(linear), {nn.Linear})
+    x = torch.randn(2, 48) * torch.tensor([[1.0], [100.0]])
+    with torch.no_grad():
+        assert not torch.allclose(theirs(x)[0], theirs(x[:1])[0], atol=0.1)
+
+
+def test_a_body_costs_what_f_costs():
+    full = build("bert")
+    heads, meta = Heads(3, 32, 3), Meta(3, 32, 3)
+    expected = cost.macs(full, heads, meta, [1, 4], tokens=9)
+    assert all(cost.macs(Body(full, name), heads, meta, [1, 4], 9) == expected for name in FAST)
+
+
+def test_none_is_f_itself():
+    full = build("bert")
+    assert body_of(full, None) is full and body_of(full, "float32") is full
+    with pytest.raises(ValueError, match="one of float32, bfloat16, int8"):
+        body_of(full, "int4")
+    with pytest.raises(ValueError, match="runs on CPUs and not on meta"):
+        body_of(full, "int8").to("meta")
+    half = body_of(full, "bfloat16")
+    with pytest.raises(ValueError, match="of a model in bfloat16"):
+        Body(half, "int8")
+
+
+def test_the_fastest_is_taken_of_those_that_agree(monkeypatch):
+    """By a clock that says what each body takes, in their order."""
+    full, clock = build("bert"), [0.0]
+    batches = [make_batch(full)]
+
+    def choose(seconds, **options):
+        turn = []
+
+        def now():
+            clock[0] += seconds[len(turn) // 2 % 3] * (len(turn) % 2)
+            turn.append(0)
+            return clock[0]
+
+        monkeypatch.setattr("cats.model.bodies.time.perf_counter", now)
+        return fastest(full, batches, **options)[0]
+
+    assert choose([1, 0.5, 0.7], differs=1) == "bfloat16"
+    assert choose([1, 0.7, 0.5], differs=1) == "int8"
+    assert choose([1, 0.97, 2], differs=1) == "float32"  # not worth it
+    found = fastest(full, batches)[1]
+    assert found["float32"]["differs"] == 0 and set(found) == set(BODIES)
