@@ -73,9 +73,10 @@ CAPTIONS = {
     "31_measures_regression": "The same as Table C.2 for STS-B, which the paper leaves out.",
     "32_other_backbones": "Figure C.2: the layout of Figure 3 on a 12-layer encoder. Distance of"
     f" consistency to its target (shaded: below the promise) and layers. {SHADES}",
-    "32_other_backbones_c3": "Figure C.3: the layout of Figure 3 on another kind of encoder. Distance"
-    f" of consistency to its target (shaded: below the promise) and layers. {SHADES}",
-    "32_other_backbones_share": "Encoders side by side, layers as a share of the model's. Colours are methods, dashes encoders.",
+    "32_other_backbones_c3": "Figure C.3: the layout of Figure 3 on another kind of encoder."
+    f" Distance of consistency to its target (shaded: below the promise) and layers. {SHADES}",
+    "32_other_backbones_share": "Encoders side by side, layers as a share of the model's."
+    " Colours are methods, dashes encoders.",
     "32_other_backbones_trends": "The paper's trends by encoder.",
     "33_examples": "Table D.1: the first generated inputs of each quarter of the layers, by exit.",
     "40_beyond": "Layers in per cent of F's at the same promise: shared (the paper's), shared_all,"
