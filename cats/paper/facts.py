@@ -863,6 +863,85 @@ def _watched(read: Files) -> Facts:
     )
 
 
+@about("25_efficiency")
+def efficiency(read: Files) -> Facts:
+    frame, made = read("25_efficiency"), read.made("25_efficiency")
+    curves = read("25_efficiency_by_exit").query("measure == 'meta'")
+    many = next(name for name in frame if name.startswith("batch 32"))
+    task = frame["task"].iloc[0]
+    ours, shared = (
+        _one(frame, task=task, method=f"{method}/meta", target=0.9)
+        for method in ("first_exit", "shared")
+    )
+    over, late = frame[many] / frame["share_32"], []
+    for name, curve in curves.groupby("architecture", sort=False):
+        l, times = len(curve), curve.set_index("layer")["time"]
+        late.append(f"{times[l - 1] * l / (l - 1):.2f} ({name.split()[0]})")
+    return dict(
+        task=written(task),
+        depth=made["layers"],
+        architecture=made["architecture"].split()[0],
+        repeats=made["repeats"],
+        layers=ours["layers"],
+        time=ours[many],
+        shared_layers=shared["layers"],
+        shared_time=shared[many],
+        paper_time=None if np.isnan(shared["paper_time"]) else shared["paper_time"],
+        cheaper=ours[many] < shared[many],
+        p50=ours["p50"],
+        p95=ours["p95"],
+        over=over.median(),
+        low=over.min(),
+        high=over.max(),
+        close=over.median() <= 1.10,
+        late=", ".join(late),
+    )
+
+
+@about("26_comparison")
+def comparison(read: Files) -> Facts:
+    frame, made = read("26_comparison"), read.made("26_comparison")
+    frame["setting"] = pd.to_numeric(frame["setting"], errors="coerce")
+    ours = frame[frame["what"].str.startswith("CAT")]
+    fastest = ours.loc[ours[ours["setting"] == 0.05]["relative_time"].idxmin()]
+    plain, waits = (
+        _one(frame, what=what, setting=0.05) for what in ("CAT", "waiting for the slowest")
+    )
+    others = frame[frame["setting"].isna() & (frame["what"] != "full model")]
+    behind = [
+        row.what
+        for row in others.itertuples()
+        if not (
+            (ours["consistency"] >= row.consistency) & (ours["relative_time"] < row.relative_time)
+        ).any()
+    ]
+    promised = frame[frame["promised"].notna() & frame["setting"].notna()]
+    broken = (promised["consistency_high"] < promised["promised"]).sum()
+    return dict(
+        run=title(read.run),
+        texts=made["texts"],
+        repeats=made["repeats"],
+        fastest=fastest["what"],
+        time=100 * fastest["relative_time"],
+        low=100 * fastest["time_low"],
+        high=100 * fastest["time_high"],
+        agreement=100 * fastest["consistency"],
+        float32=100 * plain["relative_time"],
+        waiting=100 * waits["relative_time"],
+        quicker=fastest["relative_time"] < waits["relative_time"],
+        others=len(others),
+        beaten=len(others) - len(behind),
+        ahead=not behind,
+        behind=", ".join(behind) or None,
+        kept=f"{len(promised) - broken} of {len(promised)}",
+        holds=broken == 0,
+        shares="; ".join(
+            f"{row.what} {row.relative_time:.0%} and {row.consistency:.1%}"
+            for row in others.itertuples()
+        ),
+    )
+
+
 def _worth(folder: Path) -> Facts:
     """What Table 1's features are worth in layers, over the demo's runs."""
     worth, hidden = [], []

@@ -50,10 +50,6 @@ def test_notebook_is_clean(path):
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
 
 
-# their code is measured in seconds and told in steps elsewhere
-LONG = ("25_efficiency", "26_comparison")
-
-
 def code_of(path):
     """The code cells of a notebook, the one with its parameters first."""
     cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
@@ -65,13 +61,11 @@ def code_of(path):
 def test_notebook_is_short(path):
     lines = [line for source in code_of(path) for line in source.splitlines() if line.strip()]
     assert max(map(len, lines)) <= 100
-    assert len(lines) <= 60 or path.stem in LONG
+    assert len(lines) <= 60
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_parameter_says_what_it_is(path):
-    if path.stem in LONG:
-        pytest.skip("its cells are worked on elsewhere")
     lines = [line for line in code_of(path)[0].splitlines() if re.match(r"\w+ =", line)]
     assert lines and [line for line in lines if not re.search(r"  # \w", line)] == []
 
