@@ -915,16 +915,18 @@ def comparison(read: Files) -> Facts:
             (ours["consistency"] >= row.consistency) & (ours["relative_time"] < row.relative_time)
         ).any()
     ]
-    promised = frame[frame["promised"].notna() & frame["setting"].notna()]
-    broken = (promised["consistency_high"] < promised["promised"]).sum()
+    kept = spread = None  # a record of before there were intervals has none
+    if "promised" in frame:
+        spread = f"{100 * fastest['time_low']:.0f} to {100 * fastest['time_high']:.0f}"
+        promised = frame[frame["promised"].notna() & frame["setting"].notna()]
+        kept = promised["consistency_high"] >= promised["promised"]
     return dict(
         run=title(read.run),
         texts=made["texts"],
         repeats=made["repeats"],
         fastest=fastest["what"],
         time=100 * fastest["relative_time"],
-        low=100 * fastest["time_low"],
-        high=100 * fastest["time_high"],
+        spread=spread,
         agreement=100 * fastest["consistency"],
         float32=100 * plain["relative_time"],
         waiting=100 * waits["relative_time"],
@@ -933,8 +935,8 @@ def comparison(read: Files) -> Facts:
         beaten=len(others) - len(behind),
         ahead=not behind,
         behind=", ".join(behind) or None,
-        kept=f"{len(promised) - broken} of {len(promised)}",
-        holds=broken == 0,
+        kept=None if kept is None else f"{kept.sum()} of {len(kept)}",
+        holds=None if kept is None else bool(kept.all()),
         shares="; ".join(
             f"{row.what} {row.relative_time:.0%} and {row.consistency:.1%}"
             for row in others.itertuples()

@@ -3,6 +3,7 @@
 widget.explore(calibration, test)
 """
 
+import io
 import warnings
 
 import ipywidgets
@@ -56,9 +57,16 @@ def explore(calibration: ScoreTable, test: ScoreTable, method: str = "first_exit
     names = list(style.looks(dict.fromkeys((*METHODS, method))))
     choice = ipywidgets.Dropdown(options=names, value=method, description="calibrator", style=look)
 
-    def show(epsilon, method):
-        draw(cal, test, method, epsilon)
-        plt.show()
+    # an image and not captured output: nothing but a notebook's page has to answer for it
+    picture = ipywidgets.Image(format="png")
 
-    picture = ipywidgets.interactive_output(show, {"epsilon": slider, "method": choice})
+    def show(_=None):
+        figure, file = draw(cal, test, choice.value, slider.value), io.BytesIO()
+        figure.savefig(file, format="png")
+        plt.close(figure)
+        picture.value = file.getvalue()
+
+    for control in (slider, choice):
+        control.observe(show, "value")
+    show()
     return ipywidgets.VBox([ipywidgets.HBox([slider, choice]), picture])

@@ -29,4 +29,6 @@ def test_every_calibrator_can_be_chosen(tables):
     shown = widget.explore(*tables, epsilon=0.07)
     slider, choice = shown.children[0].children
     assert slider.value == 0.07 and set(choice.options) == set(explorer.METHODS)
+    before = shown.children[1].value
     slider.value, choice.value = 0.0011, "pac"  # too little for so small an ε: all layers run
+    assert bytes(before).startswith(b"\x89PNG") and shown.children[1].value != before
