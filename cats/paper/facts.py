@@ -879,7 +879,7 @@ def efficiency(read: Files) -> Facts:
         late.append(f"{times[l - 1] * l / (l - 1):.2f} ({name.split()[0]})")
     return dict(
         task=written(task),
-        depth=made["layers"],
+        depth=curves[curves["architecture"] == made["architecture"]]["layer"].max(),
         architecture=made["architecture"].split()[0],
         repeats=made["repeats"],
         layers=ours["layers"],
