@@ -216,14 +216,15 @@ def test_a_target_is_made_and_seconds_leave_the_record_alone(clone):
         clone / "build/two/10_calibration.ipynb"
     ).exists(), said
     assert json.loads((clone / "figures/here/60_scale.json").read_text())["parameters"]["gpu"] == 80
-    assert "All 12 files in figures/ are as committed." in said
+    assert "All 14 files in figures/ are as committed." in said
 
 
 def test_the_batch_ends_by_saying_what_differs(clone):
     said = two(clone)
-    names = ", ".join(f"figures/10_calibration.{kind}" for kind in ("csv", "json", "pdf", "png"))
+    ends = (".csv", ".json", ".pdf", ".png", "_reading.md")
+    names = ", ".join(f"figures/10_calibration{end}" for end in ends)
     assert (
-        f"4 of 12 files differ from the committed ones: {names}\n" in said
+        f"5 of 14 files differ from the committed ones: {names}\n" in said
         and "1 new: figures/index.html\n" in said
     ), said
     assert "What this machine measured in seconds is in figures/here/" in said
