@@ -61,9 +61,11 @@ def about(notebook: str) -> Callable:
 def facts(notebook: str, run: str = "", folder: Path = FIGURES, **more: Any) -> Facts:
     """The facts of a notebook, with those that are in no file (`more`)."""
     found = ALL[notebook](Files(folder, run), **more)
-    return {
+    plain = {
         name: value.item() if hasattr(value, "item") else value for name, value in found.items()
     }
+    # what too few inputs leave without a number is nothing to say
+    return {name: None if value != value else value for name, value in plain.items()}
 
 
 def paper(name: str) -> pd.DataFrame:
