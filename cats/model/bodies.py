@@ -96,14 +96,6 @@ class Body(Backbone):
         super().to(device)
         return self
 
-    # means of rounded states are not rounded again: heads read small differences
-
-    def mean(self, state: State) -> Tensor:
-        return super().mean(state._replace(hidden=state.hidden.float()))
-
-    def pair(self, state: State) -> Tensor:
-        return super().pair(state._replace(hidden=state.hidden.float()))
-
     def finish(self, state: State) -> Tensor:
         """Logits by F's own classifier, in float32."""
         return self.full.finish(state._replace(hidden=state.hidden.float()))

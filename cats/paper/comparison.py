@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from tqdm.auto import tqdm
 
 from cats.model.bodies import FULL
 from cats.paper import baselines, timing
@@ -42,8 +43,9 @@ class Way(NamedTuple):
 
     what: str  # a key of LOOKS
     setting: Any  # a layer, or ε, or ""
-    prepare: Callable[[list[Any]], Callable[[], np.ndarray]]  # rows → a call that gives logits
+    prepare: Callable[[list[Any]], Callable[[], Any]]  # rows → a call that gives logits
     promised: float = np.nan  # agreement
+    alike: tuple[str, Any] | None = None  # what and setting of the way whose answers are the same
 
 
 def batches(cat: CAT, rows: list[Any], size: int) -> list[Any]:
@@ -89,13 +91,12 @@ def ways(cats: Mapping[str, CAT], rows: list[Any], epsilons: Sequence[float]) ->
 
         def prepare(rows: list[Any]) -> Any:
             given = batches(cat, rows, BATCH)
-            logits, exits, _ = cat.run(given, thresholds, cat.measure)
+            _, exits, _ = cat.run(given, thresholds, cat.measure)
             last = [exits[i : i + BATCH].max() for i in range(0, len(rows), BATCH)]
 
-            def run() -> np.ndarray:
+            def run() -> None:
                 for batch, k in zip(given, last):
                     cat.run([batch], never, decide=lambda j, s, numbers: [j == k] * len(numbers))
-                return logits  # of the same exits
 
             return run
 
@@ -112,7 +113,7 @@ def ways(cats: Mapping[str, CAT], rows: list[Any], epsilons: Sequence[float]) ->
     ]
     found += [Way("cut at a layer", k, cut(k)) for k in range(1, l, max(1, l // 6))]
     found += [
-        Way("waiting for the slowest", epsilon, waiting(epsilon), 1 - epsilon)
+        Way("waiting for the slowest", epsilon, waiting(epsilon), 1 - epsilon, ("CAT", epsilon))
         for epsilon in epsilons
         if epsilon in WAITING
     ]
@@ -130,15 +131,18 @@ def compare(
     """
     order = sorted(rows, key=lambda row: len(row["input_ids"]))
     some = sorted(rows[:timed], key=lambda row: len(row["input_ids"]))
-    answers = [way.prepare(order)() for way in ways]
-    calls = {(way.what, way.setting): way.prepare(some) for way in ways}
+    key = lambda way: (way.what, way.setting)
+    own = tqdm([way for way in ways if way.alike is None], desc="answers")
+    answers = {key(way): way.prepare(order)() for way in own}
+    calls = {key(way): way.prepare(some) for way in ways}
     f_itself = calls.pop(("full model", ""))
     ratios, whole = timing.in_turns(calls, f_itself, repeats)
     table, found = cat.table, []
     said = lambda logits: logits[:, 0] if table.regression else logits.argmax(1)
-    for way, logits in zip(ways, answers):
-        agree = int(table.agree(said(logits), said(answers[0])).sum())
-        time, low, high = timing.interval(ratios.get((way.what, way.setting), np.ones(repeats)))
+    full = said(answers["full model", ""])
+    for way in ways:
+        agree = int(table.agree(said(answers[way.alike or key(way)]), full).sum())
+        time, low, high = timing.interval(ratios.get(key(way), np.ones(repeats)))
         found.append(
             {
                 "what": way.what,

@@ -98,7 +98,7 @@ def replayed(cat: Any, exits: Mapping, inputs: int, tokens: int, repeats: int, d
     l = cat.backbone.n_layers
     patterns = {key: np.resize(found * l // depth, inputs) for key, found in exits.items()}
     scored = {key: key[2].split("/")[1] for key in patterns}
-    found = timing.replays(cat, patterns, tokens, 32, repeats, scored)
+    found = timing.replays(cat, patterns, tokens, 32, repeats, scored, beside=8)
     if repeats >= 6:  # fewer have no interval
         for task, target, _ in patterns:
             same = {key: value for key, value in found.items() if key[:2] == (task, target)}

@@ -7,6 +7,7 @@ heads and meta classifiers running as they would.
 """
 
 import datetime
+import itertools
 import platform
 import re
 import time
@@ -208,8 +209,8 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
     the CAT runs them all at once, as `predict` does, and F a batch whenever the CAT asks for one.
 
     measures  by name, what the CAT computes after each layer; "meta" where nothing is said
-    beside    F takes its turn before every so many patterns (batch 1) or batches, and not before
-              each
+    beside    F takes its turn before every so many patterns (batch 1) or batches of whatever
+              pattern, and not before each
     """
     l, n, never = (
         cat.backbone.n_layers,
@@ -242,19 +243,21 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
         # itself, the CAT above all
         return [seconds(lambda: run(i)) for i in block]
 
+    turns, alone = itertools.count(), [seconds(run_full)]  # the first warms up
+
     def together(name):
         waits = []
 
         def batches():
-            for j, part in enumerate(ids.split(starting(batch_size))):
-                if j % beside == 0:
-                    waits.append(seconds(run_full))
+            for part in ids.split(starting(batch_size)):
+                if next(turns) % beside == 0:
+                    alone[:] = [seconds(run_full)]
+                    waits.extend(alone)
                 yield batch_of(part)
 
         both = seconds(lambda: run_early(name, batches(), exits[name]))
-        return np.mean(waits) * n / batch_size, both - sum(waits)
+        return np.mean(waits or alone) * n / batch_size, both - sum(waits)
 
-    run_full()  # warm up
     for r in tqdm(range(repeats), desc="repeats"):
         if batch_size > 1:
             for name in patterns:

@@ -99,14 +99,14 @@ def test_how_two_texts_differ(case):
     batch = make_batch(backbone)
     batch["second"] = torch.tensor([1 + length // 2 for length in LENGTHS])
     state = backbone.step(backbone.start(batch), 1)
-    found = backbone.pair(state)
+    found = backbone.read(state, "cls+mean+pair")[:, 2 * backbone.hidden_size :]
     for row, (length, second) in enumerate(zip(LENGTHS, batch["second"].tolist())):
         hidden = state.hidden[row]
         a, b = hidden[:second].mean(0), hidden[second:length].mean(0)
         expected = torch.cat([(a - b).abs(), a * b])
         assert gap(found[row], expected) < TOLERANCE * max(1, expected.abs().max())
     with pytest.raises(ValueError, match="read pairs of texts"):
-        backbone.pair(backbone.start(make_batch(backbone)))
+        backbone.read(backbone.start(make_batch(backbone)), "cls+mean+pair")
 
 
 @each_case
@@ -419,7 +419,7 @@ def test_from_pretrained(tmp_path):
     half = Backbone.from_pretrained(
         tmp_path / "full", dtype=torch.bfloat16, attn_implementation="eager"
     )
-    assert half.states(batch)["cls"].dtype == torch.bfloat16
+    assert half.dtype == torch.bfloat16
 
     backbone.model.base_model.save_pretrained(tmp_path / "headless")
     with pytest.raises(ValueError, match="no classifier.bias, classifier.weight"):
