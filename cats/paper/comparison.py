@@ -8,6 +8,7 @@ for what else makes a classifier faster (notebook 26).
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
@@ -206,6 +207,17 @@ def draw(axis: Any, frame: pd.DataFrame, of: str = "consistency") -> None:
     shares = [0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998]
     shares = [share for share in shares if up(share) >= axis.get_ylim()[0] - 0.1]
     axis.set_yticks([*map(up, shares), up(1)], [*(f"{100 * s:g} %" for s in shares), "all"])
+
+
+def figure(frame: pd.DataFrame, of: str, title: str) -> Any:
+    """One picture of `draw`."""
+    made, axis = plt.subplots(figsize=(6.2, 4.0), layout="constrained")
+    draw(axis, frame, of)
+    seen = "agrees with the full model" if of == "consistency" else "promised to agree, at least"
+    axis.set(xlabel="time relative to the full model (batch 32)", ylabel=seen, title=title)
+    axis.set_xlim(0, None)
+    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return made
 
 
 def best(frame: pd.DataFrame) -> str:

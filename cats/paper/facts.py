@@ -900,6 +900,23 @@ def efficiency(read: Files) -> Facts:
     )
 
 
+def unbeaten(frame: pd.DataFrame, least: float = 0.9) -> tuple[list[str], int]:
+    """The other ways that agree with F at `least` so often and that no CAT beats, being as often
+    with F in less time; and how many such ways there are.
+    """
+    ours = frame[frame["what"].str.startswith("CAT")]
+    others = frame[~frame.index.isin(ours.index) & (frame["what"] != "full model")]
+    others = others[others["consistency"] >= least]
+    found = [
+        f"{row.what} {row.setting:g}".removesuffix(" nan")
+        for row in others.itertuples()
+        if not (
+            (ours["consistency"] >= row.consistency) & (ours["relative_time"] < row.relative_time)
+        ).any()
+    ]
+    return found, len(others)
+
+
 @about("26_comparison")
 def comparison(read: Files) -> Facts:
     frame, made = read("26_comparison"), read.made("26_comparison")
@@ -910,13 +927,7 @@ def comparison(read: Files) -> Facts:
         _one(frame, what=what, setting=0.05) for what in ("CAT", "waiting for the slowest")
     )
     others = frame[frame["setting"].isna() & (frame["what"] != "full model")]
-    behind = [
-        row.what
-        for row in others.itertuples()
-        if not (
-            (ours["consistency"] >= row.consistency) & (ours["relative_time"] < row.relative_time)
-        ).any()
-    ]
+    behind, compared = unbeaten(frame)
     kept = spread = None  # a record of before there were intervals has none
     if "promised" in frame:
         spread = f"{100 * fastest['time_low']:.0f} to {100 * fastest['time_high']:.0f}"
@@ -933,8 +944,8 @@ def comparison(read: Files) -> Facts:
         float32=100 * plain["relative_time"],
         waiting=100 * waits["relative_time"],
         quicker=fastest["relative_time"] < waits["relative_time"],
-        others=len(others),
-        beaten=len(others) - len(behind),
+        others=compared,
+        beaten=compared - len(behind),
         ahead=not behind,
         behind=", ".join(behind) or None,
         kept=None if kept is None else f"{kept.sum()} of {len(kept)}",

@@ -554,6 +554,7 @@ class CAT:
         exit_layers: Iterable[int] | None = None,
         thresholds: Sequence[float] | np.ndarray | None = None,
         monitor: Monitor | None = None,
+        body: str | None = None,
         **options: Any,
     ) -> Any:
         """Answers in the form of transformers' text-classification pipelines, with `exit_layer`.
@@ -573,7 +574,7 @@ class CAT:
                 f"a CAT cuts its inputs at {self.max_length} tokens, as it was calibrated:"
                 " truncation=False is not possible"
             )
-        asked = epsilon, method, measure, exit_layers, thresholds, options
+        asked = epsilon, method, measure, exit_layers, thresholds, options, body
         first = self._rule(monitor, *asked)
         check_batch_size(batch_size)
         apply, classic = self._applied(function_to_apply), top_k == ""
