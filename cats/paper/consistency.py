@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from cats import CalibrationWarning
 from cats.paper import style
@@ -40,7 +41,7 @@ def sweep(
     return pd.concat(frames, ignore_index=True), short
 
 
-def encoder_figure(frame: pd.DataFrame, backbone: str, tables: Mapping, what: str):
+def encoder_figure(frame: pd.DataFrame, backbone: str, tables: Mapping, what: str) -> Figure:
     """Figure 3's layout for one encoder of a sweep, whose name and depth stand in the title."""
     depth = next(table.n_layers for (_, name), table in tables.items() if name == backbone)
     title = f"{style.written(backbone)}, {depth} layers, {what}"

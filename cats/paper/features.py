@@ -1,5 +1,7 @@
 """Tables 1 and 2 on the shipped tables (notebook 21)."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from cats.model.cost import meta_macs
@@ -92,7 +94,12 @@ def areas(tables: Tables) -> pd.DataFrame:
 
 
 def alone(
-    tables: Tables, areas: pd.DataFrame, methods, epsilons, trials: int, seed: int
+    tables: Tables,
+    areas: pd.DataFrame,
+    methods: Sequence[str],
+    epsilons: Sequence[float],
+    trials: int,
+    seed: int,
 ) -> pd.DataFrame:
     """Mean AUROC of each confidence and the layers it needs, calibrated in the same way."""
     frames = [

@@ -42,7 +42,7 @@ from cats.runtime.inputs import (
     rows_together,
     windows,
 )
-from cats.runtime.loop import Cohort, Loop, starting
+from cats.runtime.loop import Cohort, Decide, Loop, starting
 from cats.runtime.scorer import Exit, Scorer
 from cats.stats import calibrators
 from cats.stats.measures import MEASURES
@@ -83,7 +83,7 @@ class CAT(Calibrated):
         body: str | None = None,
         slack: Sequence[float] | None = None,
         about: Mapping[str, Any] | None = None,
-    ):
+    ) -> None:
         if not backbone.n_layers == heads.early + 1 == meta.early + 1 == table.n_layers:
             layers = (
                 f"{backbone.n_layers}, {heads.early + 1}, {meta.early + 1} and {table.n_layers}"
@@ -217,9 +217,9 @@ class CAT(Calibrated):
         check_texts(tuning, calibration)
         backbone = backbone_of(model).ready()
         place(backbone, device, loaded=isinstance(model, str | Path) and body != "int8")
-        tokenizer = tokenizer_of(tokenizer, model, backbone)
+        reader = tokenizer_of(tokenizer, model, backbone)
         if max_length is None:
-            max_length = min(tokenizer.model_max_length, backbone.max_tokens)
+            max_length = min(reader.model_max_length, backbone.max_tokens)
         check_max_length(max_length)
         if labels is not None:
             labels = class_numbers(labels, len(tuning), backbone)
@@ -230,17 +230,17 @@ class CAT(Calibrated):
         parts, calibration = kept_apart(data, seed), tasks.from_texts(columns, calibration)
         timed = {}
         if body == "auto":
-            rows = encode(tokenizer, [list(c) for c in zip(*tuning[:TIMED])], max_length)
-            body, timed = fastest(backbone, in_batches(tokenizer, rows, backbone), tau)
+            rows = encode(reader, [list(c) for c in zip(*tuning[:TIMED])], max_length)
+            body, timed = fastest(backbone, in_batches(reader, rows, backbone), tau)
         engine = body_of(backbone, body)
 
         with tempfile.TemporaryDirectory() as temporary:
             work = Path(folder or temporary)
-            options = {"max_length": max_length, "autocast": autocast}
+            options: dict[str, Any] = {"max_length": max_length, "autocast": autocast}
             states = {
                 name: extract(
                     engine,
-                    tokenizer,
+                    reader,
                     part.select_columns(columns),
                     columns,
                     work / name,
@@ -264,7 +264,7 @@ class CAT(Calibrated):
                 heads, states["meta"], recipe=recipe, tau=tau, seed=seed, **(meta or {})
             )
             states["calibration"] = extract(
-                engine, tokenizer, calibration, columns, work / "calibration", **options
+                engine, reader, calibration, columns, work / "calibration", **options
             )
             tables = {
                 name: table_of(states[name], heads, metas, None, {"split": name}, tau)
@@ -275,7 +275,7 @@ class CAT(Calibrated):
                 for name, table in tables.items():
                     part = parts[name].select_columns(columns) if name in parts else calibration
                     aside = work / f"{name}-{FULL}"
-                    full = extract(backbone, tokenizer, part, columns, aside, **options)
+                    full = extract(backbone, reader, part, columns, aside, **options)
                     tables[name] = compared(table, full.gather("logits").numpy())
         sizes = {
             "tuning": len(tuning),
@@ -292,7 +292,7 @@ class CAT(Calibrated):
         }
         cat = cls(
             backbone,
-            tokenizer,
+            reader,
             heads,
             metas,
             tables["calibration"],
@@ -387,7 +387,9 @@ class CAT(Calibrated):
             for size in (1, len(tokens)):
                 seen = np.full(expected.shape, np.nan)
 
-                def look(k, scores, numbers, seen=seen):
+                def look(
+                    k: int, scores: list[float], numbers: list[int], seen: np.ndarray = seen
+                ) -> list[bool]:
                     seen[numbers, k - 1] = scores
                     return [False] * len(numbers)
 
@@ -481,7 +483,7 @@ class CAT(Calibrated):
             found, audit = self._answer(rows, *rule, batch_size, n, monitor)
             parts.append(found)
             n += len(rows)
-            if audit:
+            if audit and monitor:
                 audit.finish(monitor)
         parts = parts or [self._answer([], *rule, batch_size)[0]]
         logits, exits, confidences = (np.concatenate(column) for column in zip(*parts))
@@ -537,7 +539,7 @@ class CAT(Calibrated):
                 for i, score in enumerate(scores)
             ]
             found.sort(key=lambda one: one["score"], reverse=True)  # equal ones in their order
-            return found[0] if classic else found[:top_k]
+            return found[0] if isinstance(top_k, str) else found[:top_k]
 
         def answers(texts: Any) -> Iterator[Any]:
             n = 0
@@ -546,7 +548,9 @@ class CAT(Calibrated):
                 (logits, exits, _), audit = self._answer(rows, *rule, batch_size, n, monitor)
                 n += len(rows)
                 yield from map(form, logits, exits)
-                if audit:  # answers first: whoever stops reading here leaves these audits out
+                if (
+                    audit and monitor
+                ):  # answers first: whoever stops reading here leaves these audits out
                     audit.finish(monitor)
 
         if isinstance(inputs, str | Mapping):
@@ -653,7 +657,14 @@ class CAT(Calibrated):
         return found, audit
 
     @torch.inference_mode()
-    def run(self, batches, thresholds, measure="meta", decide=None, audit=None):
+    def run(
+        self,
+        batches: Iterable[Mapping[str, torch.Tensor]],
+        thresholds: Any,
+        measure: str = "meta",
+        decide: Decide | None = None,
+        audit: Audit | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokenised batches through the layers, rows leaving as they exit: logits (rows, C), exit
         layers, confidences.
 
@@ -704,7 +715,7 @@ class CAT(Calibrated):
             self.meta,
             table,
             max_length=self.max_length,
-            measure=monitor.measure,
+            measure=monitor.measure or self.measure,
             autocast=self.autocast,
             texts=self.texts,
             margins=self.margins,

@@ -213,7 +213,7 @@ def fine_tune(
     targets = [float(y) if task.regression else int(y) for y in data["train"]["label"][:]]
     examples = [row | {"labels": y} for row, y in zip(rows, targets)]
 
-    def batch(examples):
+    def batch(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         labels = torch.tensor([example["labels"] for example in examples])
         inputs = [
             {name: value for name, value in example.items() if name != "labels"}
