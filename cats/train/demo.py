@@ -31,7 +31,7 @@ in three, since a fair coin would hide every clue.
 
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Value
@@ -337,13 +337,24 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def config(
-    task: str, layers: int = 12, shared: bool = False, width: int = 64, global_every: int = 3
+    task: str,
+    layers: int = 12,
+    shared: bool = False,
+    width: int = 64,
+    global_every: int = 3,
+    labels: Sequence[str] | None = None,
 ) -> PretrainedConfig:
     """A deep and narrow encoder: ModernBERT, whose pre-norm layers train from scratch, or ALBERT,
     one layer used `layers` times.
+
+    labels  names of the classes, none for regression, of a task that is not generated here
     """
     ids = tokenizer()
-    labels = LABELS[task] or ["score"]
+    if labels is None:
+        if task not in LABELS:
+            raise ValueError(f"no task {task!r}: choose from {', '.join(LABELS)}, or give labels=")
+        labels = LABELS[task] or ()
+    names = dict(enumerate(labels or ("score",)))
     common = dict(
         vocab_size=len(ids),
         hidden_size=width,
@@ -353,9 +364,9 @@ def config(
         pad_token_id=ids.pad_token_id,
         bos_token_id=ids.cls_token_id,
         eos_token_id=ids.sep_token_id,
-        id2label=dict(enumerate(labels)),
-        label2id={name: i for i, name in enumerate(labels)},
-        problem_type="regression" if LABELS[task] is None else "single_label_classification",
+        id2label=names,
+        label2id={name: i for i, name in names.items()},
+        problem_type="single_label_classification" if labels else "regression",
     )
     if shared:
         return AlbertConfig(
