@@ -13,13 +13,12 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from cats.paper import style
+from cats.paper.store import Tables
 from cats.stats import validity
 from cats.stats.calibrators import METHODS, conformal_rank, exact, most_errors
 from cats.stats.quantiles import Ints, calibration_size
-from cats.stats.table import ScoreTable
 from cats.stats.trials import evaluate, recalibrate
 
-Tables = dict[tuple[str, str], ScoreTable]
 CONFIDENT = 500  # calibration inputs where confidence in one calibration is looked at
 
 

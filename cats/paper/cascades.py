@@ -68,7 +68,7 @@ def cascade_reading(
 ) -> str:
     """Notebook 51's result in words, from its numbers."""
     paid, last = cascade.cost(out.exit_layers), cascade.costs[-1]
-    early = (out.exit_layers < len(cascade.costs)).mean()
+    sure = (out.exit_layers < len(cascade.costs)).mean()
     law = coverage_law(len(cascade.calibration), epsilon).args  # of what a calibration set covers
     chance = betabinom(len(agrees), *law).cdf(agrees.sum())
     return (
@@ -79,7 +79,7 @@ def cascade_reading(
         f" {'yes' if chance > ALARM else 'no'} |\n"
         f"| it costs less than F | {100 * paid.mean() / last:.1f} % of F's multiply-adds |"
         f" {'yes' if paid.mean() < last else 'no'} |\n\nThe cheap model alone agrees with F on"
-        f" {first_alone:.1%}. Where it is sure enough it answers, which it does for {early:.1%} of"
+        f" {first_alone:.1%}. Where it is sure enough it answers, which it does for {sure:.1%} of"
         " the texts, and F sees the others: the promise is that of F with early heads, and so are"
         " the calibrators. A text that no step but the last can answer pays for all of them, so a"
         " cheap step is worth its cost where it answers more often than it costs a share of F."

@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 from cats import CalibrationWarning
 from cats.paper import style
 from cats.paper.places import DATA
+from cats.paper.report import PAPER_LAYERS
 from cats.stats.calibrators import calibrate
 from cats.stats.exits import agreement, exit_layers
 from cats.stats.table import ScoreTable
 from cats.stats.trials import evaluate
-
-PAPER_LAYERS = 24  # of Albert-xlarge
 
 
 def sweep(
@@ -100,8 +99,8 @@ def exit_means(frame: pd.DataFrame, n_layers: int) -> pd.DataFrame:
     groups = frame.assign(layers=frame["layer"] * frame["share"]).groupby(keys, sort=False)
     same = {name: (name, "first") for name in ("consistency", "validation", "test")}
     table = groups.agg(layers=("layers", "sum"), **same).reset_index()
-    early = frame[frame["layer"] <= n_layers // 2].groupby(keys, sort=False)["share"].sum()
-    table["half"] = early.to_numpy()
+    first_half = frame[frame["layer"] <= n_layers // 2].groupby(keys, sort=False)["share"].sum()
+    table["half"] = first_half.to_numpy()
     table["last"] = frame.loc[frame["layer"] == n_layers, "share"].to_numpy()
     return table
 

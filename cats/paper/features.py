@@ -8,10 +8,10 @@ from cats.model.cost import meta_macs
 from cats.model.exits import Meta, sizes
 from cats.paper import report
 from cats.paper.places import DATA, results
+from cats.paper.store import Tables
 from cats.stats.table import ScoreTable
 from cats.stats.trials import auroc, evaluate
 
-Tables = dict[tuple[str, str], ScoreTable]
 MEANING = {
     "hidden": "the early hidden state (text of Section 3.2)",
     "prediction": "the current prediction ŷ_k",

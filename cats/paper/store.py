@@ -32,6 +32,7 @@ SHALLOW = ("bge-small-en-v1.5", "albert-base-v2")  # Figure C.2
 OTHER = ("all-mpnet-base-v2", "roberta-large")  # Figure C.3
 KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder
 PAPER = "paper"  # the recipe that the paper's figures are drawn from
+Tables = dict[tuple[str, str], ScoreTable]  # by task and backbone
 
 
 def open_run(**settings: Any) -> "Run":

@@ -120,8 +120,10 @@ class Cascade(Calibrated):
         """By how much scores change where an input runs alone, measure by measure: a threshold is
         an input's score, and a step may compute in other arithmetic for other batches.
         """
-        early = range(len(self.steps) - 1)
-        alone = np.stack([np.concatenate([self._run(k, [row]) for row in rows]) for k in early], 1)
+        before_f = range(len(self.steps) - 1)
+        alone = np.stack(
+            [np.concatenate([self._run(k, [row]) for row in rows]) for k in before_f], 1
+        )
         other = ScoreTable(np.concatenate([alone, table.logits[: len(rows), -1:]], 1), tau=self.tau)
         margins = {}
         for name in self.measures():
