@@ -22,7 +22,7 @@ from cats.paper.site import plain
 try:
     from griffe import Extension
 except ImportError:  # an extra, and only mkdocstrings needs it
-    Extension = object  # type: ignore[assignment, misc]
+    Extension = object
 
 STORY = {  # notebooks by the tens of their numbers
     "Start": "0",

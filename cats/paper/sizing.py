@@ -27,6 +27,7 @@ from cats.paper.timing import random_backbone
 from cats.train.states import CHUNK, TOKENS
 from cats.train.tasks import find
 
+HEAD_EPOCHS, META_EPOCHS = 5, 20  # passes over the extracted states
 ADAM = 16  # bytes a parameter: weight, gradient and two moments in float32
 HUB = {
     "albert-xlarge-v2": "ALBERT-xlarge 24 x 2048",
@@ -95,8 +96,6 @@ def stages(
     tokens: int,
     epochs: float,
     batch_size: int = 32,
-    head_epochs: int = 5,
-    meta_epochs: int = 20,
     speed: float = 1e14,
     disk: float = 5e8,
 ) -> pd.DataFrame:
@@ -128,8 +127,8 @@ def stages(
             ADAM / 4 * weights + kept_bytes(backbone, 1, tokens) * batch_size,
         ),
         ("extraction", n * forward / speed, states_bytes(backbone, n), weights + 2 * run_f),
-        ("early heads", head_epochs * read["tune"], 0, 3 * 4 * chunk),
-        ("meta classifiers", meta_epochs * read["meta"], 0, 3 * 4 * chunk),
+        ("early heads", HEAD_EPOCHS * read["tune"], 0, 3 * 4 * chunk),
+        ("meta classifiers", META_EPOCHS * read["meta"], 0, 3 * 4 * chunk),
         (
             "tables",
             held_out * forward / speed,
