@@ -2,6 +2,8 @@
 al., EMNLP 2021).
 """
 
+from typing import Any
+
 from cats.runtime.cascade import Cascade
 from cats.stats.calibrators import METHODS, calibrate, calibrator
 from cats.stats.exits import agreement, exit_layers
@@ -23,7 +25,7 @@ from cats.stats.trials import evaluate, oracle_exits, savings, summary
 __version__ = "0.1.0"
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     """CAT needs torch; everything else here does not, and should not wait for it."""
     if name == "CAT":
         from cats.runtime.cat import CAT

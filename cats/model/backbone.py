@@ -135,7 +135,7 @@ class Backbone:
     """
 
     def __init__(self, model: Any) -> None:
-        config = getattr(model, "config", None)
+        config: Any = getattr(model, "config", None)
         self.family = getattr(config, "model_type", None)
         classifier = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), ())
         if (

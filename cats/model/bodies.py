@@ -39,7 +39,7 @@ class Linear8(nn.Module):
     token: a row's output depends on nothing but the row.
     """
 
-    def __init__(self, linear: nn.Linear):
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
@@ -65,7 +65,7 @@ class Linear8(nn.Module):
 class Body(Backbone):
     """A backbone whose layers are those of another, `full`, in a faster arithmetic."""
 
-    def __init__(self, full: Backbone, name: str):
+    def __init__(self, full: Backbone, name: str) -> None:
         check_body(name)
         if name == FULL or full.precision != FULL:
             raise ValueError(

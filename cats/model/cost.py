@@ -15,6 +15,7 @@ precision F runs in changes nothing.
 
 import json
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +49,8 @@ def counted(kind: type[PretrainedConfig], settings: str, tokens: int) -> tuple[i
 def counts(backbone: Backbone, tokens: int) -> tuple[int, ...]:
     """See `counted`."""
     config = backbone.model.config
-    return counted(type(config), config.to_json_string(use_diff=False), tokens)
+    kind: Any = type(config)  # it has a hash, as all classes
+    return counted(kind, config.to_json_string(use_diff=False), tokens)
 
 
 def layer_macs(backbone: Backbone, tokens: int) -> list[int]:
@@ -99,14 +101,15 @@ def macs_by_exit(
     `uses_meta`, as for softmax scores, `meta` is not looked at and may be None.
     """
     l = backbone.n_layers
-    for part in [heads, meta] if uses_meta else [heads]:
+    parts: list[Any] = [heads, meta] if uses_meta else [heads]
+    for part in parts:
         if part.early != l - 1:
             raise ValueError(
                 f"{type(part).__name__} for {part.early} early layers, but the model has {l - 1}"
             )
     embeddings, top = ends_macs(backbone, tokens)
     layers = np.array(layer_macs(backbone, tokens), float)
-    added = np.array([*head_macs(heads), 0]) + (meta_macs(meta) if uses_meta else 0) * (
+    added = np.array([*head_macs(heads), 0]) + (meta_macs(parts[1]) if uses_meta else 0) * (
         np.arange(l) < l - 1
     )
     return embeddings + np.cumsum(layers + added) + top * (np.arange(l) == l - 1)

@@ -74,7 +74,7 @@ class Heads(nn.Module):
         history: bool = False,
         reads: str = "cls",
         recipe: str = "paper",
-    ):
+    ) -> None:
         super().__init__()
         if reads not in READS:
             raise ValueError(f"a head reads one of {', '.join(READS)}, not {reads!r}")
@@ -219,7 +219,7 @@ class Meta(nn.Module):
         recipe: str = "paper",
         heads: str | None = None,
         odds: bool = False,
-    ):
+    ) -> None:
         super().__init__()
         unknown = set(drop) - set(FEATURES)
         if unknown:

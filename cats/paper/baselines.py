@@ -13,8 +13,10 @@ import copy
 import logging
 import tempfile
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import torch
@@ -24,7 +26,7 @@ from torch import nn
 
 
 @contextmanager
-def _quiet():
+def _quiet() -> Iterator[None]:
     """Silence while a model is converted: torch deprecates what has no equal yet, the exporters
     think aloud. Errors come.
     """
@@ -38,7 +40,7 @@ def _quiet():
 
 
 class _Logits(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         if model.dtype != torch.float32:
             raise TypeError(
@@ -48,17 +50,17 @@ class _Logits(nn.Module):
         self.model = model.eval()
 
     @torch.inference_mode()
-    def forward(self, batch):
+    def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self.model(**batch).logits  # (rows, C)
 
 
-def bfloat16(model):
+def bfloat16(model: nn.Module) -> Callable[..., torch.Tensor]:
     """The model in bfloat16, as batch -> logits."""
     half = copy.deepcopy(_Logits(model).eval()).to(torch.bfloat16)
     return lambda batch: half(batch).float()
 
 
-def int8(model):
+def int8(model: nn.Module) -> Callable[..., torch.Tensor]:
     """The model with its linear layers in 8 bits (one scale a row of weights, one a batch of
     inputs), as batch -> logits.
     """
@@ -71,7 +73,9 @@ def int8(model):
         return quantize_dynamic(net, {nn.Linear: per_channel_dynamic_qconfig})  # a copy
 
 
-def onnx(model, batch, threads=None, bits=32):
+def onnx(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], threads: int | None = None, bits: int = 32
+) -> Callable[..., torch.Tensor]:
     """The model in ONNX Runtime, as batch -> logits, for all batches that have the tensors of this
     one, in any shape.
 
@@ -94,7 +98,7 @@ def onnx(model, batch, threads=None, bits=32):
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, _quiet():
         file = Path(folder, "model.onnx")
         args, more = (
-            (example, {}),
+            (example, dict[str, Any]()),
             {
                 "dynamo": True,
                 "verbose": False,

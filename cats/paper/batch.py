@@ -17,8 +17,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import yaml
@@ -30,7 +32,7 @@ DRY = {"-n", "--dry-run", "--dryrun"}
 
 
 @contextmanager
-def locked(lock=LOCK):
+def locked(lock: Path = LOCK) -> Iterator[Any]:
     """Hold the folder for one batch; the file to write to, which says who holds it.
 
     The system keeps the lock for as long as a process has the file open: a batch that is killed
@@ -51,7 +53,7 @@ def locked(lock=LOCK):
         file.truncate(0)
 
 
-def run(profile, arguments):
+def run(profile: str, arguments: Sequence[str]) -> int:
     """Snakemake with a profile; its exit code."""
     content = yaml.safe_load(Path(profile).read_text())
     named = {name: f"build/{content['profile']}/{name}.ipynb" for name in content["parameters"]}
@@ -87,7 +89,7 @@ def run(profile, arguments):
     return code
 
 
-def wait(process):
+def wait(process: subprocess.Popen) -> int:
     """The exit code; an interrupt from the keyboard has reached Snakemake, too, which ends its jobs
     first.
     """
@@ -98,7 +100,7 @@ def wait(process):
             continue
 
 
-def closing(content, code, start):
+def closing(content: Mapping[str, Any], code: int, start: float) -> Iterator[str]:
     """What a batch has to say at its end: what failed, what differs, where the seconds are."""
     name = content["profile"]
     if code:
@@ -115,7 +117,7 @@ def closing(content, code, start):
         yield f"Everything on one page: {figures}/index.html"
 
 
-def failures(folder, start):
+def failures(folder: Path, start: float) -> Iterator[str]:
     """The notebooks that failed since `start`, and where their tracebacks are.
 
     They have a log without an executed notebook beside it: Snakemake takes away what a failed job
@@ -150,7 +152,7 @@ def failures(folder, start):
     yield "The same command goes on from here: what is done is kept."
 
 
-def first_error(path):
+def first_error(path: Path) -> str | None:
     """The first error in a notebook, in one line; None if there is none but an interrupt."""
     try:
         cells = nbformat.read(path, as_version=4).cells
@@ -160,9 +162,10 @@ def first_error(path):
         for output in cell.get("outputs", []):
             if output.output_type == "error" and output.ename != "KeyboardInterrupt":
                 return f"{output.ename}: {output.evalue}".splitlines()[0][:200]
+    return None
 
 
-def git(*arguments):
+def git(*arguments: str) -> list[str]:
     """Lines that git says; none where there is no git, or nothing of it here."""
     try:
         done = subprocess.run(
@@ -173,7 +176,7 @@ def git(*arguments):
     return done.stdout.splitlines() if not done.returncode else []
 
 
-def differences(figures):
+def differences(figures: Path) -> Iterator[str]:
     """How the figures differ from the committed ones; silent where none are, as in a copy without
     git.
     """
@@ -192,13 +195,13 @@ def differences(figures):
         yield f"{len(new)} new: {some(new)}"
 
 
-def some(names, at_most=20):
+def some(names: Sequence[str], at_most: int = 20) -> str:
     """Names in a row, no more than fit on a screen: another Python changes every JSON file."""
     more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
     return ", ".join(names[:at_most]) + more
 
 
-def record(profile):
+def record(profile: str) -> int:
     """Make what this machine measured the record: copy it to figures/."""
     content = yaml.safe_load(Path(profile).read_text())
     figures, name = Path("figures"), content["profile"]
@@ -216,9 +219,10 @@ def record(profile):
         f"{len(found)} files from {source}/ are the record now. make figures puts them on the page;"
         " put the README in step."
     )
+    return 0
 
 
-def main(arguments):
+def main(arguments: Sequence[str]) -> int:
     profile, *rest = arguments
     if not Path(profile).exists():
         there = ", ".join(sorted(path.stem for path in Path("notebooks/profiles").glob("*.yaml")))

@@ -2,20 +2,23 @@
 layers, confidence, few inputs) and 41 (the exact law).
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 from scipy import stats
 
 from cats.paper import style
+from cats.paper.store import Tables
 from cats.stats import validity
 from cats.stats.calibrators import METHODS, conformal_rank, exact, most_errors
-from cats.stats.quantiles import calibration_size
-from cats.stats.table import ScoreTable
+from cats.stats.quantiles import Ints, calibration_size
 from cats.stats.trials import evaluate, recalibrate
 
-Tables = dict[tuple[str, str], ScoreTable]
 CONFIDENT = 500  # calibration inputs where confidence in one calibration is looked at
 
 
@@ -27,7 +30,9 @@ def _look(frame: pd.DataFrame) -> dict:
 # --- 40 (a)
 
 
-def saved(tables: Tables, measure: str, epsilons, trials: int, seed: int) -> pd.DataFrame:
+def saved(
+    tables: Tables, measure: str, epsilons: Sequence[float], trials: int, seed: int
+) -> pd.DataFrame:
     """Random trials of the three calibrators with one promise, and of the oracle."""
     methods = ["shared", "shared_all", "first_exit", "oracle"]
     frames = []
@@ -43,7 +48,7 @@ def saved(tables: Tables, measure: str, epsilons, trials: int, seed: int) -> pd.
     return frame
 
 
-def saved_figure(frame: pd.DataFrame):
+def saved_figure(frame: pd.DataFrame) -> Figure:
     """Layers in per cent of F's against 1-ε, a panel a task and encoder."""
     drawn = style.looks(frame["method"])
     grid = sns.relplot(
@@ -72,7 +77,13 @@ def saved_figure(frame: pd.DataFrame):
 
 
 def recalibrated(
-    tables: Tables, n: int, settings, levels, trials: int, seed: int, measure: str
+    tables: Tables,
+    n: int,
+    settings: Sequence[tuple[str, float | None]],
+    levels: Sequence[float],
+    trials: int,
+    seed: int,
+    measure: str,
 ) -> pd.DataFrame:
     """`recalibrate` for every pair, layers and consistency in per cent."""
     frames = [
@@ -86,7 +97,14 @@ def recalibrated(
     return frame.assign(layers=layers, consistency=100 - 100 * frame["risk"])
 
 
-def confidence(tables: Tables, deltas, levels, draws: int, seed: int, measure: str) -> pd.DataFrame:
+def confidence(
+    tables: Tables,
+    deltas: Sequence[float],
+    levels: Sequence[float],
+    draws: int,
+    seed: int,
+    measure: str,
+) -> pd.DataFrame:
     """How often the rest of a table errs too often after one calibration, and what it costs to
     make that rare; with the exact ceiling for `first_exit` and `pac`.
 
@@ -127,7 +145,7 @@ def ceilings(cost: pd.DataFrame, draws: int, alarm: float) -> list[validity.Chec
     return found
 
 
-def confidence_figure(cost: pd.DataFrame, draws: int):
+def confidence_figure(cost: pd.DataFrame, draws: int) -> Figure:
     """Left: how often the rest errs too often, against δ. Right: what the promise costs.
 
     Lines are means over the pairs, bars 95 % intervals: left Clopper and Pearson's for all draws
@@ -176,7 +194,13 @@ SIZES = {
 
 
 def few_inputs(
-    tables: Tables, sizes, levels, draws: int, seed: int, measure: str, delta: float = 0.01
+    tables: Tables,
+    sizes: Sequence[int],
+    levels: Sequence[float],
+    draws: int,
+    seed: int,
+    measure: str,
+    delta: float = 0.01,
 ) -> pd.DataFrame:
     """Calibrations on n inputs, for each n that every table has."""
     settings = [("shared", None), ("first_exit", None), ("pac", delta)]
@@ -193,7 +217,7 @@ def few_means(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.groupby(keys, sort=False)[list(SIZES)].mean().reset_index()
 
 
-def few_figure(frame: pd.DataFrame):
+def few_figure(frame: pd.DataFrame) -> Figure:
     """Layers, consistency with its 5th to 95th percentile and those of the exact law, and how often
     nothing could be promised, against n.
     """
@@ -228,16 +252,26 @@ def few_figure(frame: pd.DataFrame):
 # --- 41
 
 
-def law_counts(tables: Tables, measure: str, n: int, n_test: int, epsilon, splits, alarm, seed):
+def law_counts(
+    tables: Tables,
+    measure: str,
+    n: int,
+    n_test: int,
+    epsilon: float,
+    splits: int,
+    alarm: float,
+    seed: int,
+) -> tuple[dict[str, Ints], list[validity.Check], list[validity.Check]]:
     """Covered test inputs over random splits of each table, as they should be and in two broken
     ways: (counts by name, checks, controls).
     """
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         "": {},
         ": rank off by one": dict(quantile=validity.quantile_off_by_one),
         ": tested where calibrated": dict(seen=n),
     }
-    seen, found = {}, {way: [] for way in ways}
+    seen: dict[str, Ints] = {}
+    found: dict[str, list[validity.Check]] = {way: [] for way in ways}
     for i, (pair, table) in enumerate(tables.items()):
         name, values = " ".join(pair), validity.untied(table, measure, seed)
         for way, broken in ways.items():
@@ -251,7 +285,9 @@ def law_counts(tables: Tables, measure: str, n: int, n_test: int, epsilon, split
     return seen, checks, [check for controls in found.values() for check in controls]
 
 
-def law_data(tables: Tables, seen, n: int, n_test: int, epsilon, splits: int) -> pd.DataFrame:
+def law_data(
+    tables: Tables, seen: Mapping[str, Ints], n: int, n_test: int, epsilon: float, splits: int
+) -> pd.DataFrame:
     """The law, and what was seen of each table, by number of covered inputs."""
     law = validity.covered_law(n, n_test, epsilon).pmf(np.arange(n_test + 1))
     names = [" ".join(pair) for pair in tables]
@@ -259,7 +295,7 @@ def law_data(tables: Tables, seen, n: int, n_test: int, epsilon, splits: int) ->
     return pd.DataFrame({"covered": np.arange(n_test + 1), "law": law} | counts)
 
 
-def law_figure(tables: Tables, data: pd.DataFrame):
+def law_figure(tables: Tables, data: pd.DataFrame) -> Figure:
     """Bars: what was seen; line: the law; a panel a table."""
     pairs = pd.DataFrame(list(tables), columns=["task", "backbone"])
     grid = sns.FacetGrid(pairs, row="backbone", col="task", height=2.1, xlim=(85, 100.3))
@@ -275,7 +311,9 @@ def law_figure(tables: Tables, data: pd.DataFrame):
     return grid.figure
 
 
-def law_table(checks, controls) -> tuple[pd.DataFrame, pd.DataFrame]:
+def law_table(
+    checks: Sequence[validity.Check], controls: Sequence[validity.Check]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The checks and the controls as numbers, and as a reader sees them."""
     columns = ["claim", "seen", "high", "false_alarm", "verdict"]
     report = validity.as_frame([*checks, *controls])[columns]

@@ -2,20 +2,26 @@
 reading.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
 from scipy.stats import betabinom
 
 from cats.paper import style
 from cats.runtime.cascade import Cascade
+from cats.runtime.inputs import Predictions
+from cats.stats.quantiles import Bools
 from cats.stats.validity import coverage_law
 
 ALARM = 1e-3  # probability of "no" in the reading where the promise is kept
 
 
-def linear_macs(pipeline, texts) -> float:
+def linear_macs(pipeline: Any, texts: Sequence[Any]) -> float:
     """Multiply-adds of a linear model on TF-IDF features, mean over texts: features that are not
     zero, times classes.
     """
@@ -23,7 +29,7 @@ def linear_macs(pipeline, texts) -> float:
     return features.nnz / features.shape[0] * len(pipeline[-1].coef_)
 
 
-def encoder_macs(model: str | Path, texts) -> float:
+def encoder_macs(model: str | Path, texts: Sequence[Any]) -> float:
     """Multiply-adds of a sequence classifier on an input as long as these texts are on average."""
     from cats.model import cost  # it needs torch
     from cats.model.backbone import Backbone
@@ -36,7 +42,7 @@ def encoder_macs(model: str | Path, texts) -> float:
     return sum(cost.ends_macs(backbone, tokens)) + sum(cost.layer_macs(backbone, tokens))
 
 
-def cascade_figure(means, costs, names):
+def cascade_figure(means: pd.DataFrame, costs: Sequence[float], names: Sequence[str]) -> Figure:
     """Left: consistency against its target; right: cost, in per cent of F's, by method; dotted: all
     steps run.
 
@@ -57,11 +63,13 @@ def cascade_figure(means, costs, names):
     return figure
 
 
-def cascade_reading(cascade: Cascade, out, agrees, epsilon, first_alone) -> str:
+def cascade_reading(
+    cascade: Cascade, out: Predictions, agrees: Bools, epsilon: float, first_alone: float
+) -> str:
     """Notebook 51's result in words, from its numbers."""
     paid, last = cascade.cost(out.exit_layers), cascade.costs[-1]
-    early = (out.exit_layers < len(cascade.costs)).mean()
-    law = coverage_law(len(cascade.ready), epsilon).args  # of what a calibration set covers
+    sure = (out.exit_layers < len(cascade.costs)).mean()
+    law = coverage_law(len(cascade.calibration), epsilon).args  # of what a calibration set covers
     chance = betabinom(len(agrees), *law).cdf(agrees.sum())
     return (
         "| claim | here | holds |\n|---|---|---|\n"
@@ -71,7 +79,7 @@ def cascade_reading(cascade: Cascade, out, agrees, epsilon, first_alone) -> str:
         f" {'yes' if chance > ALARM else 'no'} |\n"
         f"| it costs less than F | {100 * paid.mean() / last:.1f} % of F's multiply-adds |"
         f" {'yes' if paid.mean() < last else 'no'} |\n\nThe cheap model alone agrees with F on"
-        f" {first_alone:.1%}. Where it is sure enough it answers, which it does for {early:.1%} of"
+        f" {first_alone:.1%}. Where it is sure enough it answers, which it does for {sure:.1%} of"
         " the texts, and F sees the others: the promise is that of F with early heads, and so are"
         " the calibrators. A text that no step but the last can answer pays for all of them, so a"
         " cheap step is worth its cost where it answers more often than it costs a share of F."

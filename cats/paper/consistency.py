@@ -7,16 +7,16 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from cats import CalibrationWarning
 from cats.paper import style
 from cats.paper.places import DATA
+from cats.paper.report import PAPER_LAYERS
 from cats.stats.calibrators import calibrate
 from cats.stats.exits import agreement, exit_layers
 from cats.stats.table import ScoreTable
 from cats.stats.trials import evaluate
-
-PAPER_LAYERS = 24  # of Albert-xlarge
 
 
 def sweep(
@@ -40,7 +40,7 @@ def sweep(
     return pd.concat(frames, ignore_index=True), short
 
 
-def encoder_figure(frame: pd.DataFrame, backbone: str, tables: Mapping, what: str):
+def encoder_figure(frame: pd.DataFrame, backbone: str, tables: Mapping, what: str) -> Figure:
     """Figure 3's layout for one encoder of a sweep, whose name and depth stand in the title."""
     depth = next(table.n_layers for (_, name), table in tables.items() if name == backbone)
     title = f"{style.written(backbone)}, {depth} layers, {what}"
@@ -99,8 +99,8 @@ def exit_means(frame: pd.DataFrame, n_layers: int) -> pd.DataFrame:
     groups = frame.assign(layers=frame["layer"] * frame["share"]).groupby(keys, sort=False)
     same = {name: (name, "first") for name in ("consistency", "validation", "test")}
     table = groups.agg(layers=("layers", "sum"), **same).reset_index()
-    early = frame[frame["layer"] <= n_layers // 2].groupby(keys, sort=False)["share"].sum()
-    table["half"] = early.to_numpy()
+    first_half = frame[frame["layer"] <= n_layers // 2].groupby(keys, sort=False)["share"].sum()
+    table["half"] = first_half.to_numpy()
     table["last"] = frame.loc[frame["layer"] == n_layers, "share"].to_numpy()
     return table
 

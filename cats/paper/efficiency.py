@@ -6,6 +6,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from cats.model import cost
 from cats.paper import style, timing
@@ -60,7 +61,7 @@ def curves_frame(curves: Mapping) -> pd.DataFrame:
     return pd.concat(parts)[["architecture", "measure", "layer", "time"]]
 
 
-def curves_figure(curves: Mapping, tokens: int):
+def curves_figure(curves: Mapping, tokens: int) -> Figure:
     """Time against exit layer, both as shares; markers where it was measured."""
     figure, axis = plt.subplots(figsize=(4.8, 3.1), layout="constrained")
     for (name, both), colour in zip(curves.items(), COLOURS):
@@ -91,7 +92,9 @@ def exits_of(tables: Mapping[str, ScoreTable], seed: int = 0) -> dict[tuple, np.
     return found
 
 
-def replayed(cat: Any, exits: Mapping, inputs: int, tokens: int, repeats: int, depth: int):
+def replayed(
+    cat: Any, exits: Mapping, inputs: int, tokens: int, repeats: int, depth: int
+) -> dict[Any, timing.Replay]:
     """All exits replayed at batch 32 on an architecture, in turns with F. Asserts that on equal
     inputs time follows layers, as far as intervals can tell.
     """

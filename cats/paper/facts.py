@@ -18,12 +18,12 @@ from scipy.stats import fisher_exact
 
 from cats._io import read_json
 from cats.paper.places import DATA, FIGURES
+from cats.paper.report import PAPER_LAYERS
 from cats.paper.style import title, written
 from cats.stats.calibrators import METHODS
 
 Facts = dict[str, Any]
 ALL: dict[str, Callable[..., Facts]] = {}
-PAPER_LAYERS = 24  # of Albert-xlarge
 SPLITS = 5  # a random split tests on a fifth of a table, so a table is worth five of them
 
 

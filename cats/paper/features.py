@@ -1,15 +1,17 @@
 """Tables 1 and 2 on the shipped tables (notebook 21)."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from cats.model.cost import meta_macs
 from cats.model.exits import Meta, sizes
 from cats.paper import report
 from cats.paper.places import DATA, results
+from cats.paper.store import Tables
 from cats.stats.table import ScoreTable
 from cats.stats.trials import auroc, evaluate
 
-Tables = dict[tuple[str, str], ScoreTable]
 MEANING = {
     "hidden": "the early hidden state (text of Section 3.2)",
     "prediction": "the current prediction ŷ_k",
@@ -92,7 +94,12 @@ def areas(tables: Tables) -> pd.DataFrame:
 
 
 def alone(
-    tables: Tables, areas: pd.DataFrame, methods, epsilons, trials: int, seed: int
+    tables: Tables,
+    areas: pd.DataFrame,
+    methods: Sequence[str],
+    epsilons: Sequence[float],
+    trials: int,
+    seed: int,
 ) -> pd.DataFrame:
     """Mean AUROC of each confidence and the layers it needs, calibrated in the same way."""
     frames = [

@@ -5,19 +5,24 @@ In the first two colour is what a layer predicts: one a class, or a scale for re
 named by row and label, never by text.
 """
 
+from collections.abc import Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from cats.paper.style import MEASURES, coin, looks, written
+from cats.paper.style import MEASURES, Look, coin, looks, written
 from cats.stats.exits import exit_layers
+from cats.stats.quantiles import Bools, Floats, Ints
+from cats.stats.table import ScoreTable
 
 # Okabe and Ito's
 CLASSES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
@@ -26,14 +31,16 @@ FEATURES = {"pmax": "sm", "pdiff": "diff"}
 SIZES = {"meta": 3, "pmax": 4.5, "pdiff": 2.5, "patience": 3}
 
 
-def _line(measure, look):
+def _line(measure: str, look: Look) -> dict[str, Any]:
     """How a measure's line by layer is drawn."""
     dashed = {"linestyle": "--"} if measure == "pdiff" else {}
     size = SIZES.get(measure, 3)
     return dict(color=look.colour, marker=look.marker, markersize=size, linewidth=1) | dashed
 
 
-def say(table, prediction, names=()):
+def say(
+    table: ScoreTable, prediction: Any, names: Mapping[int, str] | Sequence[str] | None = ()
+) -> str:
     """A prediction or label as text."""
     return (
         f"{prediction:.1f}"
@@ -42,13 +49,13 @@ def say(table, prediction, names=()):
     )
 
 
-def whose(table):
+def whose(table: ScoreTable) -> str:
     """Task and model of a table, as they are written."""
     known = (table.metadata.get(name, "") for name in ("task", "backbone"))
     return ", ".join(map(written, filter(None, known))) or "table"
 
 
-def paint(table, row):
+def paint(table: ScoreTable, row: int) -> tuple[list[Any], Any]:
     """The colours (l,) of what all layers predict for one input, and the scale they are on (None
     for classes).
     """
@@ -61,9 +68,16 @@ def paint(table, row):
     return list(scale.to_rgba(predictions)), scale
 
 
-def key(figure, axes, table, rows, names=(), extra=()):
+def key(
+    figure: Figure,
+    axes: Any,
+    table: ScoreTable,
+    rows: Sequence[int],
+    names: Any = (),
+    extra: Any = (),
+) -> None:
     """Right of the drawing, what the colours mean, and the marks in `extra`."""
-    classes = [] if table.regression else np.unique(table.predictions[rows])
+    classes: Any = [] if table.regression else np.unique(table.predictions[rows])
     marks = [
         Line2D(
             [],
@@ -87,7 +101,9 @@ def key(figure, axes, table, rows, names=(), extra=()):
         )
 
 
-def way_through(table, row, thresholds, exit_layer, names=()):
+def way_through(
+    table: ScoreTable, row: int, thresholds: Floats, exit_layer: int, names: Any = ()
+) -> Figure:
     """Figure 1: the layers as boxes, those after the exit empty; below them the confidences and the
     threshold.
     """
@@ -140,10 +156,8 @@ def way_through(table, row, thresholds, exit_layer, names=()):
             fontsize=9,
             transform=bars.get_yaxis_transform(),
         )
-    boxes.set(
-        ylim=(-0.1, 1.9),
-        title=f"{whose(table)}, row {row}, label {say(table, table.labels[row], names)}",
-    )
+    label = say(table, np.asarray(table.labels)[row], names)
+    boxes.set(ylim=(-0.1, 1.9), title=f"{whose(table)}, row {row}, label {label}")
     boxes.axis("off")
     bars.set(
         xlim=(0.3, l + 0.7),
@@ -158,7 +172,13 @@ def way_through(table, row, thresholds, exit_layer, names=()):
     return figure
 
 
-def confidences(table, rows, thresholds, exit_layers, names=()):
+def confidences(
+    table: ScoreTable,
+    rows: Mapping[str, int],
+    thresholds: Floats,
+    exit_layers: Ints,
+    names: Any = (),
+) -> Figure:
     """Figure 2: for each of these inputs (title to row) the meta confidence and the early
     prediction of every layer.
     """
@@ -186,11 +206,9 @@ def confidences(table, rows, thresholds, exit_layers, names=()):
         axis.scatter(l, 1, color=colours[-1], marker="*", s=110, zorder=2, clip_on=False)
         axis.step(layers, thresholds, where="mid", color="black", linestyle="--", linewidth=1.2)
         axis.axvline(exit_layers[row], color="#555555", linestyle=":", linewidth=1.2)
+        label = say(table, np.asarray(table.labels)[row], names)
         axis.set(
-            title=(
-                f"{title}: row {row}, label {say(table, table.labels[row], names)}, leaves at layer"
-                f" {exit_layers[row]}"
-            ),
+            title=f"{title}: row {row}, label {label}, leaves at layer {exit_layers[row]}",
             ylabel="confidence $M_k$",
             ylim=(-0.05, 1.08),
         )
@@ -209,7 +227,7 @@ def confidences(table, rows, thresholds, exit_layers, names=()):
     return figure
 
 
-def way_data(table, row, exit_layer):
+def way_data(table: ScoreTable, row: int, exit_layer: int) -> pd.DataFrame:
     """The numbers behind `way_through`."""
     layers = np.arange(1, table.n_layers + 1)
     return pd.DataFrame(
@@ -223,7 +241,7 @@ def way_data(table, row, exit_layer):
     )
 
 
-def easy_and_hard(table, exits):
+def easy_and_hard(table: ScoreTable, exits: Ints) -> dict[str, int]:
     """Two inputs that F gets right, not picked by hand: {"easy": row, "hard": row}.
 
     Easy: the first that leaves in the first quarter of the layers and on which all layers agree
@@ -241,7 +259,7 @@ def easy_and_hard(table, exits):
     }
 
 
-def confidences_data(table, rows):
+def confidences_data(table: ScoreTable, rows: Mapping[str, int]) -> pd.DataFrame:
     """The numbers behind `confidences`."""
     return pd.concat(
         pd.DataFrame(
@@ -258,7 +276,7 @@ def confidences_data(table, rows):
     )
 
 
-def three_inputs(scores, consistent):
+def three_inputs(scores: Floats, consistent: Bools) -> Figure:
     """Three inputs layer by layer: the first on which all layers agree with F, and two others."""
     whole = consistent.all(axis=1)
     pick = [int(np.argmax(whole)), *np.flatnonzero(~whole)[:2]]
@@ -276,7 +294,7 @@ def three_inputs(scores, consistent):
     return figure
 
 
-def exits_by_epsilon(scores, thresholds, n_layers):
+def exits_by_epsilon(scores: Floats, thresholds: Mapping[float, Floats], n_layers: int) -> Figure:
     """The share of inputs that leave at each layer, a line an ε: {ε: thresholds} in."""
     figure, axis = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
     for (epsilon, taus), colour in zip(
@@ -291,7 +309,7 @@ def exits_by_epsilon(scores, thresholds, n_layers):
     return figure
 
 
-def auroc_by_layer(areas):
+def auroc_by_layer(areas: pd.DataFrame) -> Figure:
     """One panel for each task and backbone of a frame with task, backbone, measure, layer and
     auroc; one line a measure.
     """

@@ -50,7 +50,7 @@ def contents(folder: Path = NOTEBOOKS) -> list[dict[str, str]]:
     rows = []
     for name in every(folder):
         text = "".join(json.loads((folder / f"{name}.ipynb").read_text())["cells"][0]["source"])
-        number, title = re.match(r"# (\d+) · (.*)", text).groups()
+        ((number, title),) = re.findall(r"\A# (\d+) · (.*)", text)
         found = dict.fromkeys(re.findall(r"\*\*((?:Tables?|Figures?) [^*]*\d)\*\*", text))
         row = {"number": number, "notebook": name, "what": title}
         rows.append(row | {"regenerates": ", ".join(found)})

@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import yaml
@@ -72,7 +73,7 @@ if (location.protocol === "file:") window.Worker = class extends EventTarget {
 </script>"""
 
 
-def on_post_build(config) -> None:
+def on_post_build(config: Any) -> None:
     """What mkdocs calls at its end: no page fetches anything."""
     for path in Path(config["site_dir"]).rglob("*.html"):
         text = path.read_text()
@@ -83,7 +84,7 @@ def on_post_build(config) -> None:
 class Plain(Extension):
     """Docstrings as Markdown: parameters become a list, doctests a block of code."""
 
-    def on_object(self, *, obj, **_):
+    def on_object(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring:
             obj.docstring.value = marked(obj.docstring.value)
 

@@ -2,15 +2,19 @@
 groups).
 """
 
+from collections.abc import Mapping, Sequence
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 from scipy.stats import kstwo, norm
 
 from cats.paper import style
 from cats.stats import trials, validity
 from cats.stats.calibrators import METHODS
+from cats.stats.quantiles import Floats
 
 WIDE = norm.isf(0.005)  # 99 % intervals over trials
 
@@ -18,7 +22,7 @@ WIDE = norm.isf(0.005)  # 99 % intervals over trials
 # --- 11
 
 
-def coverage_figure(covered, n, epsilon):
+def coverage_figure(covered: Mapping[str, tuple[Floats, Floats]], n: int, epsilon: float) -> Figure:
     """The true coverage of many calibrations against its Beta law, and each through its own law.
 
     covered   {method: (coverages, the same made uniform)} as `validity.coverages` gives them
@@ -29,8 +33,9 @@ def coverage_figure(covered, n, epsilon):
     grid, law = np.linspace(0.75, 1, 400), validity.coverage_law(n, epsilon)
     name = "Beta({}, {})".format(*law.args)
     for axis, method in zip(axes, list(covered)[1:]):
-        look = dict(color=style.METHODS[method].colour, alpha=0.5, label="seen")
-        axis.hist(covered[method][0], bins=60, range=(0.75, 1), density=True, **look)
+        colour = style.METHODS[method].colour
+        drawn = dict(color=colour, alpha=0.5, label="seen")
+        axis.hist(covered[method][0], bins=60, range=(0.75, 1), density=True, **drawn)
         axis.plot(grid, law.pdf(grid), color="black", label=name)
         axis.axvline(1 - epsilon, color="black", linestyle=":", label="1 − ε")
         axis.set(title=f"{method}, n={n}, ε={epsilon}", xlabel="true coverage  P(V ≤ τ)")
@@ -50,7 +55,7 @@ def coverage_figure(covered, n, epsilon):
     return figure
 
 
-def coverage_data(covered):
+def coverage_data(covered: Mapping[str, tuple[Floats, Floats]]) -> pd.DataFrame:
     """The numbers behind `coverage_figure`, a column a method and kind."""
     kinds = ("coverage", "uniform")
     return pd.DataFrame(
@@ -58,7 +63,7 @@ def coverage_data(covered):
     )
 
 
-def checks_figure(checks, broken):
+def checks_figure(checks: Sequence[validity.Check], broken: Sequence[validity.Check]) -> Figure:
     """Where each check fell in its interval, drawn from 0 to 1; controls below the line."""
     every = [*checks, *broken]
     figure, axis = plt.subplots(figsize=(7.4, 1 + 0.2 * len(every)), layout="constrained")
@@ -80,7 +85,9 @@ def checks_figure(checks, broken):
 # --- 43
 
 
-def choosing_figure(risk, used, task, epsilon, title):
+def choosing_figure(
+    risk: pd.DataFrame, used: pd.DataFrame, task: str, epsilon: float, title: str
+) -> Figure:
     """Left: realised risk by way of choosing, with 99 % intervals; right: layers by task.
 
     risk   mean and sem of `risk`, index (n, way); used   mean layers, index (task, method)
@@ -109,7 +116,7 @@ def choosing_figure(risk, used, task, epsilon, title):
 # --- 44
 
 
-def losses_figure(means, n_layers, model="F"):
+def losses_figure(means: pd.DataFrame, n_layers: Mapping[str, int], model: str = "F") -> Figure:
     """Losses promised and seen, for numbers (left) and probabilities (middle), and the layers used.
 
     means   task, alpha, loss, layers; n_layers   {task: l}
@@ -132,7 +139,7 @@ def losses_figure(means, n_layers, model="F"):
     return figure
 
 
-def groups_table(groups):
+def groups_table(groups: pd.DataFrame) -> pd.DataFrame:
     """The consistency of the worst class and the layers used, a row a task, from `group_trials`."""
     mean = groups.groupby(["task", "way", "group"], sort=False)["consistency"].mean()
     worst = mean.groupby(["task", "way"], sort=False).min().unstack("way")
@@ -144,12 +151,12 @@ def groups_table(groups):
 # --- 10
 
 
-def flat(summary):
+def flat(summary: pd.DataFrame) -> pd.DataFrame:
     """`cats.summary` with one level of columns, for a CSV."""
     return summary.set_axis([f"{a}_{b}" for a, b in summary.columns], axis=1).reset_index()
 
 
-def promised_and_achieved(frame, epsilon):
+def promised_and_achieved(frame: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     """What each method promises, and the mean consistency, bound and layers at one ε."""
     means = trials.summary(frame).xs("mean", axis=1, level=1).reset_index()
     said = {

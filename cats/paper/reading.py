@@ -12,7 +12,7 @@ that is None is left out.
 import math
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,12 @@ WORDS = 80  # a reading has at most so many after its table
 class _Fields(string.Formatter):
     """Fields filled strictly: a number that is none is an error, a truth is a word."""
 
-    def get_value(self, key, args, kwargs):
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[Any, Any]) -> Any:
         if key not in kwargs:
             raise KeyError(f"the reading asks for {key}; its facts are {', '.join(sorted(kwargs))}")
         return kwargs[key]
 
-    def format_field(self, value, form):
+    def format_field(self, value: Any, form: str) -> str:
         if isinstance(value, float) and math.isnan(value):
             raise ValueError("a fact of this reading is not a number: leave it out with None")
         if isinstance(value, (bool, np.bool_)):

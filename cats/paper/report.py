@@ -10,11 +10,14 @@ measure plays no part.
 """
 
 import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from IPython.display import Markdown
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cats.paper import store, style
@@ -22,6 +25,7 @@ from cats.paper.places import DATA
 from cats.paper.style import written
 from cats.stats.calibrators import METHODS
 from cats.stats.measures import NEEDS_CLASSES
+from cats.stats.table import ScoreTable
 from cats.stats.trials import evaluate
 
 HEADINGS = {
@@ -36,7 +40,7 @@ KEYS = ["task", "method", "target"]
 PAPER_MODEL, PAPER_LAYERS = "albert-xlarge-v2", 24  # all tables of the paper are about it
 
 
-def paper(name, method=None):
+def paper(name: str, method: str | None = None) -> pd.DataFrame:
     """A table of data/paper, its rows named method/measure; tables about one method alone do not
     name it, so do it here.
     """
@@ -51,7 +55,14 @@ def paper(name, method=None):
     return frame.merge(printed, how="left") if len(printed) else frame
 
 
-def trials(tables, rows, targets, trials=25, seed=0, options=None):
+def trials(
+    tables: Mapping[str, ScoreTable],
+    rows: Sequence[str],
+    targets: Sequence[float],
+    trials: int = 25,
+    seed: int = 0,
+    options: Any = None,
+) -> pd.DataFrame:
     """`evaluate` for named rows of several tables, in per cent; one row per task, method, target
     and trial.
 
@@ -60,7 +71,7 @@ def trials(tables, rows, targets, trials=25, seed=0, options=None):
     """
     epsilons, frames = [round(1 - target, 9) for target in targets], []
     for task, table in tables.items():
-        by_measure = {}
+        by_measure: dict[str, dict[str, str]] = {}
         for row in rows:
             method, _, measure = row.partition("/")
             by_measure.setdefault(measure or "meta", {})[method] = row
@@ -96,12 +107,12 @@ def trials(tables, rows, targets, trials=25, seed=0, options=None):
     ).reset_index(drop=True)
 
 
-def full_performance(table):
+def full_performance(table: ScoreTable) -> float:
     """F's performance; NaN without labels."""
     return np.nan if table.labels is None else table.performance(table.n_layers)
 
 
-def beside(frame, *published):
+def beside(frame: pd.DataFrame, *published: pd.DataFrame) -> pd.DataFrame:
     """Means over trials, their standard deviations (`_std`) and the published values (`_paper`): a
     row per task, method, target.
     """
@@ -116,7 +127,7 @@ def beside(frame, *published):
     return numbers.join(theirs).dropna(axis=1, how="all").reset_index()
 
 
-def promises(row):
+def promises(row: str) -> bool:
     """Whether a row of a table promises anything: the oracle and the calibrators without a
     guarantee do not.
     """
@@ -124,7 +135,9 @@ def promises(row):
     return method in METHODS and METHODS[method].guarantee != "none"
 
 
-def layout(numbers, values, first="method"):
+def layout(
+    numbers: pd.DataFrame, values: Sequence[str], first: str = "method"
+) -> tuple[pd.DataFrame, list[int]]:
     """The table a reader sees, `ours [paper's]` in each cell, and the positions of the rows that
     promise nothing.
 
@@ -157,11 +170,11 @@ def layout(numbers, values, first="method"):
     )
 
 
-def _heading(task, value):
+def _heading(task: str, value: str) -> str:
     return f"{written(task)} {HEADINGS.get(value, value)}"
 
 
-def _cells(part, values, form):
+def _cells(part: pd.DataFrame, values: Mapping[str, str], form: str) -> dict[str, str]:
     """Text of the cells under each heading, from the rows of one target and perhaps one method: a
     row a task.
     """
@@ -176,7 +189,15 @@ def _cells(part, values, form):
     return cells
 
 
-def show(name, numbers, values, tasks, parameters=None, inputs=None, first="method"):
+def show(
+    name: str,
+    numbers: pd.DataFrame,
+    values: Sequence[str],
+    tasks: Sequence[str],
+    parameters: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    first: str = "method",
+) -> Any:
     """Save the table of some tasks as figures/NAME and return it to look at; a sentence instead
     where there is none.
     """
@@ -193,12 +214,11 @@ def show(name, numbers, values, tasks, parameters=None, inputs=None, first="meth
         for task in dict.fromkeys(part["task"])
         for value in values
     }
-    look = dict(heads=groups, bold=_best(shown, grey, first))
-    data = part.dropna(axis=1, how="all")
-    return style.save_table(name, data, shown, grey, parameters, inputs, **look)
+    data, best = part.dropna(axis=1, how="all"), _best(shown, grey, first)
+    return style.save_table(name, data, shown, grey, parameters, inputs, heads=groups, bold=best)
 
 
-def _best(shown, grey, first):
+def _best(shown: pd.DataFrame, grey: Sequence[int], first: str) -> list[tuple[int, str]]:
     """(row, column) of the fewest layers of each task and target, among rows that promise."""
     block = shown[first].str.startswith("target ").cumsum()
     counted = [column for column in shown if column.endswith("layers")]
@@ -211,7 +231,7 @@ def _best(shown, grey, first):
     return best
 
 
-def with_first_exit(frame):
+def with_first_exit(frame: pd.DataFrame) -> pd.DataFrame:
     """Trials of `shared` with those of `first_exit` as one more column, measure by measure."""
     keys = [*KEYS, "trial"]
     first = frame[frame["method"].str.startswith("first_exit")]
@@ -220,7 +240,9 @@ def with_first_exit(frame):
     return frame[frame["method"].str.startswith("shared")].merge(first, on=keys)
 
 
-def trial_figure(frame, methods, seed=0, model=""):
+def trial_figure(
+    frame: pd.DataFrame, methods: Sequence[str], seed: int = 0, model: str = ""
+) -> Figure:
     """Every trial's consistency minus its target (dots) and the mean bound (ticks), a line a task
     and target, a colour a method; `model` stands above, as it is written.
     """
@@ -251,7 +273,9 @@ def trial_figure(frame, methods, seed=0, model=""):
     return figure
 
 
-def layer_shares(numbers, other=None, model="the model"):
+def layer_shares(
+    numbers: pd.DataFrame, other: pd.DataFrame | None = None, model: str = "the model"
+) -> Figure:
     """Layers used as a share of the model's: ours (dots) beside the paper's (diamonds), a panel a
     task, a colour a target.
 
@@ -324,7 +348,7 @@ def layer_shares(numbers, other=None, model="the model"):
     return figure
 
 
-def rank_agreement(numbers, value="layers"):
+def rank_agreement(numbers: pd.DataFrame, value: str = "layers") -> pd.Series:
     """Spearman's correlation between ours and the paper's, over the rows of each task and target
     that both have.
     """
@@ -336,7 +360,7 @@ def rank_agreement(numbers, value="layers"):
     )
 
 
-def caveats(tables):
+def caveats(tables: Mapping[str, ScoreTable]) -> str:
     """One sentence that belongs to every comparison with the paper: whose numbers stand beside
     whose.
     """

@@ -13,6 +13,7 @@ import html
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
@@ -48,19 +49,19 @@ LETTERS = {
 }
 
 
-def plain(text):
+def plain(text: str) -> str:
     """The notebooks' short formulas in plain letters: the page works without a network, so it has
     no MathJax.
     """
 
-    def letters(found):
+    def letters(found: re.Match[str]) -> str:
         named = re.sub(r"\\(?:text|mathrm)\{([^}]*)\}", r"\1", found[1])
         return re.sub(r"\\[a-z]+", lambda name: LETTERS.get(name[0], name[0]), named)
 
     return re.sub(r"\$([^$\n]+)\$", letters, text)
 
 
-def record(figures, pattern):
+def record(figures: str | Path, pattern: str) -> list[str]:
     """Where, when and how often the seconds in a notebook's files were measured, a sentence each;
     none if it measures none.
     """
@@ -79,7 +80,7 @@ def record(figures, pattern):
     return notes
 
 
-def section(path, figures=COMMITTED):
+def section(path: str | Path, figures: str | Path = COMMITTED) -> tuple[str, str]:
     """One executed notebook as (title, HTML)."""
     path, notebook = Path(path), nbformat.read(path, as_version=4)
     intro = next(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
@@ -117,7 +118,7 @@ def section(path, figures=COMMITTED):
     return title, "\n".join(parts + [markdown2html(plain(text)) for text in read[-1:]])
 
 
-def write(paths, figures=COMMITTED):
+def write(paths: Iterable[str | Path], figures: str | Path = COMMITTED) -> Path:
     """figures/index.html from executed notebooks."""
     found = sorted({Path(path) for path in paths}, key=lambda path: (path.stem, path.parent.name))
     sections = [

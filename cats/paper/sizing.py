@@ -11,11 +11,15 @@ the tokens of an input:
     tables        disk m·(l·C + l - 1)·4 bytes for m held-out inputs
 """
 
+from collections.abc import Mapping
+
 import pandas as pd
 import seaborn as sns
 import torch
 import yaml
+from matplotlib.figure import Figure
 
+from cats.model.backbone import Backbone
 from cats.model.cost import ends_macs, layer_macs
 from cats.paper.places import DATA, ROOT
 from cats.paper.style import MODELS, palette, written
@@ -23,6 +27,7 @@ from cats.paper.timing import random_backbone
 from cats.train.states import CHUNK, TOKENS
 from cats.train.tasks import find
 
+HEAD_EPOCHS, META_EPOCHS = 5, 20  # passes over the extracted states
 ADAM = 16  # bytes a parameter: weight, gradient and two moments in float32
 HUB = {
     "albert-xlarge-v2": "ALBERT-xlarge 24 x 2048",
@@ -33,7 +38,7 @@ HUB = {
 }
 
 
-def shaped(model, n_outputs=2):
+def shaped(model: str, n_outputs: int = 2) -> Backbone:
     """A classifier without weights, by its name on the Hub (of those in HUB, so that no network is
     needed).
     """
@@ -41,17 +46,17 @@ def shaped(model, n_outputs=2):
         return random_backbone(HUB[model.split("/")[-1]], n_outputs, attn_implementation="eager")
 
 
-def parameters(backbone):
+def parameters(backbone: Backbone) -> int:
     """How many numbers F has; ALBERT's layers share theirs."""
     return sum(tensor.numel() for tensor in backbone.model.parameters())
 
 
-def full_macs(backbone, tokens):
+def full_macs(backbone: Backbone, tokens: int) -> float:
     """Multiply-accumulates of F for one input."""
     return sum(layer_macs(backbone, tokens)) + sum(ends_macs(backbone, tokens))
 
 
-def kept_bytes(backbone, rows, tokens):
+def kept_bytes(backbone: Backbone, rows: int, tokens: int) -> int:
     """What autograd keeps of a forward pass in float32 until the backward pass, weights not
     counted.
     """
@@ -59,7 +64,7 @@ def kept_bytes(backbone, rows, tokens):
     # storage to a tensor in it, which must stay alive: a later storage would take its address
     kept = {}
 
-    def keep(tensor):
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
         kept[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
@@ -74,28 +79,26 @@ def kept_bytes(backbone, rows, tokens):
     )
 
 
-def states_bytes(backbone, n):
+def states_bytes(backbone: Backbone, n: float) -> float:
     """Extracted states on disk: [CLS] and mean of every layer, and F's logits, in float32."""
     return n * (2 * backbone.n_layers * backbone.hidden_size + backbone.num_labels) * 4
 
 
-def table_bytes(backbone, n):
+def table_bytes(backbone: Backbone, n: float) -> float:
     """A ScoreTable's arrays: logits of all layers, meta scores, and a label of 8 bytes."""
     return n * (backbone.n_layers * backbone.num_labels * 4 + (backbone.n_layers - 1) * 4 + 8)
 
 
 def stages(
-    backbone,
-    n,
-    held_out,
-    tokens,
-    epochs,
-    batch_size=32,
-    head_epochs=5,
-    meta_epochs=20,
-    speed=1e14,
-    disk=5e8,
-):
+    backbone: Backbone,
+    n: int,
+    held_out: int,
+    tokens: int,
+    epochs: float,
+    batch_size: int = 32,
+    speed: float = 1e14,
+    disk: float = 5e8,
+) -> pd.DataFrame:
     """Hours, gigabytes of disk and gigabytes of memory of every stage of one run.
 
     n, held_out       training inputs, and those of validation and test together
@@ -124,8 +127,8 @@ def stages(
             ADAM / 4 * weights + kept_bytes(backbone, 1, tokens) * batch_size,
         ),
         ("extraction", n * forward / speed, states_bytes(backbone, n), weights + 2 * run_f),
-        ("early heads", head_epochs * read["tune"], 0, 3 * 4 * chunk),
-        ("meta classifiers", meta_epochs * read["meta"], 0, 3 * 4 * chunk),
+        ("early heads", HEAD_EPOCHS * read["tune"], 0, 3 * 4 * chunk),
+        ("meta classifiers", META_EPOCHS * read["meta"], 0, 3 * 4 * chunk),
         (
             "tables",
             held_out * forward / speed,
@@ -145,7 +148,9 @@ def stages(
 NEEDS = {"hours": "GPU hours", "disk": "disk (GB)", "memory": "memory (GB)"}
 
 
-def needs(profile, speed, disk, tokens, training_rows):
+def needs(
+    profile: str, speed: float, disk: float, tokens: int, training_rows: Mapping[str, int]
+) -> pd.DataFrame:
     """Every stage of every run of a profile: hours, disk and memory."""
     table2 = pd.read_csv(DATA / "paper" / "table2_datasets.csv", index_col="task")
     path = ROOT / "notebooks" / "profiles" / f"{profile}.yaml"
@@ -168,14 +173,14 @@ def needs(profile, speed, disk, tokens, training_rows):
     return pd.concat(parts, ignore_index=True)
 
 
-def largest(needs):
+def largest(needs: pd.DataFrame) -> pd.DataFrame:
     """Each need of each stage on the largest task, a row a model."""
     long = needs.melt(["model", "task", "stage"], list(NEEDS), "what", "value")
     long["what"] = long["what"].map(NEEDS)
     return long.groupby(["model", "stage", "what"], sort=False)["value"].max().reset_index()
 
 
-def stages_figure(most):
+def stages_figure(most: pd.DataFrame) -> Figure:
     """Hours, disk and memory by stage, a colour a model."""
     grid = sns.catplot(
         most,

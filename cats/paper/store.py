@@ -13,7 +13,7 @@ exits would move.
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
@@ -32,9 +32,10 @@ SHALLOW = ("bge-small-en-v1.5", "albert-base-v2")  # Figure C.2
 OTHER = ("all-mpnet-base-v2", "roberta-large")  # Figure C.3
 KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder
 PAPER = "paper"  # the recipe that the paper's figures are drawn from
+Tables = dict[tuple[str, str], ScoreTable]  # by task and backbone
 
 
-def open_run(**settings) -> "Run":
+def open_run(**settings: Any) -> "Run":
     """A run of this checkout: its folder counts from the root, and has a default place."""
     from cats.train.run import Run  # it needs torch
 
@@ -44,7 +45,7 @@ def open_run(**settings) -> "Run":
     return run
 
 
-def manifest(folder=FOLDER) -> dict:
+def manifest(folder: str | Path = FOLDER) -> dict:
     """What is shipped, by file name: task, backbone, recipe, what it holds, and its hash."""
     return read_json(Path(folder) / "manifest.json") or {}
 
@@ -59,7 +60,7 @@ def _first(entry: dict) -> bool:
     return entry.get("recipe", PAPER) == PAPER and entry.get("seed", 0) == 0
 
 
-def pairs(folder=FOLDER, recipe: str = PAPER) -> list[tuple[str, str]]:
+def pairs(folder: str | Path = FOLDER, recipe: str = PAPER) -> list[tuple[str, str]]:
     """(task, backbone) of the tables there are, backbone by backbone, in the paper's order of
     tasks.
     """
@@ -73,13 +74,13 @@ def pairs(folder=FOLDER, recipe: str = PAPER) -> list[tuple[str, str]]:
     return sorted(found, key=lambda pair: (pair[1], place(pair[0])))
 
 
-def one_of(wanted: str, known: Iterable[str], folder=FOLDER) -> str | None:
+def one_of(wanted: str, known: Iterable[str], folder: str | Path = FOLDER) -> str | None:
     """The backbone that is wanted, if it has tables, else the first of those known that has."""
     there = {backbone for _, backbone in pairs(folder)}
     return next((name for name in (wanted, *known) if name in there), None)
 
 
-def main(wanted: str = MAIN[0], folder=FOLDER) -> str:
+def main(wanted: str = MAIN[0], folder: str | Path = FOLDER) -> str:
     """The backbone to draw the paper's main figures from: the one wanted, if it is there, else one
     of MAIN, else the first with most layers.
     """
@@ -87,10 +88,12 @@ def main(wanted: str = MAIN[0], folder=FOLDER) -> str:
     layers = {entry["backbone"]: entry["layers"] for _, entry in entries if _first(entry)}
     if not layers:
         raise FileNotFoundError(f"no ScoreTables in {folder}: make them first (see data/README.md)")
-    return one_of(wanted, MAIN, folder) or max(layers, key=layers.get)
+    return one_of(wanted, MAIN, folder) or max(layers, key=lambda name: layers[name])
 
 
-def tables(split: str, backbone: str = MAIN[0], folder=FOLDER) -> dict[str, ScoreTable]:
+def tables(
+    split: str, backbone: str = MAIN[0], folder: str | Path = FOLDER
+) -> dict[str, ScoreTable]:
     """{task: ScoreTable} of one backbone in the paper's order of tasks; of another where there is
     none of this (see `main`).
     """
@@ -108,7 +111,14 @@ def file_name(task: str, backbone: str, what: str, recipe: str = PAPER, seed: in
     return "-".join(part for part in parts if part) + ".safetensors"
 
 
-def path(task, backbone, what, folder=FOLDER, recipe=PAPER, seed=0) -> Path:
+def path(
+    task: str,
+    backbone: str,
+    what: str,
+    folder: str | Path = FOLDER,
+    recipe: str = PAPER,
+    seed: int = 0,
+) -> Path:
     """A shipped file, after checking that it is the one the manifest names."""
     name, known = file_name(task, backbone, what, recipe, seed), manifest(folder)
     if name not in known:
@@ -125,15 +135,24 @@ def path(task, backbone, what, folder=FOLDER, recipe=PAPER, seed=0) -> Path:
     return file
 
 
-def table(task, backbone, split="test", folder=FOLDER, recipe=PAPER, seed=0) -> ScoreTable:
+def table(
+    task: str,
+    backbone: str,
+    split: str = "test",
+    folder: str | Path = FOLDER,
+    recipe: str = PAPER,
+    seed: int = 0,
+) -> ScoreTable:
     """The ScoreTable of a split."""
     return ScoreTable.load(path(task, backbone, split, folder, recipe, seed))
 
 
-def add(runs: "Run | Iterable[Run]", folder=FOLDER) -> Path:
+def add(runs: "Run | Iterable[Run]", folder: str | Path = FOLDER) -> Path:
     """Copy finished runs' tables, heads and meta classifiers, and enter them in the manifest."""
+    from cats.train.run import Run  # it needs torch
+
     folder, entries = Path(folder), {}
-    for run in [runs] if hasattr(runs, "table") else runs:
+    for run in [runs] if isinstance(runs, Run) else runs:
         tables = {split: run.table(split) for split in SPLITS}  # made now if they are not there
         for what in KEPT:
             about = {

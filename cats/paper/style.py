@@ -3,14 +3,17 @@ both were made.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import cycle, groupby
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from IPython.display import Markdown
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cats._io import versions, write_json, writing
@@ -97,7 +100,7 @@ def looks(values: Iterable[str], known: Mapping[str, Look] = METHODS) -> dict[st
     (['static', 'shared', 'mine'], '#332288')
     """
     values = list(dict.fromkeys(values))
-    free = zip(cycle(OTHERS), cycle(MARKS), cycle(STROKES))
+    free: Iterator[Any] = zip(cycle(OTHERS), cycle(MARKS), cycle(STROKES))
     found = {value: known[value] for value in known if value in values}
     return found | {value: Look(value, *next(free)) for value in values if value not in known}
 
@@ -118,7 +121,7 @@ def title(run: str) -> str:
     >>> title("ag_news-bge-small-en-v1.5-0"), title("imdb-bert-tiny-2")
     ('AG News, bge-small', 'IMDB, bert-tiny, seed 2')
     """
-    task, model, seed = re.fullmatch(r"(\w+)-(.+)-(\d+)", run).groups()
+    ((task, model, seed),) = re.findall(r"^(\w+)-(.+)-(\d+)$", run)
     return ", ".join([written(task), written(model)] + [f"seed {seed}"] * (seed != "0"))
 
 
@@ -132,7 +135,7 @@ def pair_title(name: str) -> str:
     return ", ".join(map(written, pair.split(" ", 1))) + colon + rest
 
 
-def use_style():
+def use_style() -> None:
     """The shared look: call it once at the top of a notebook."""
     sns.set_theme(
         context="paper",
@@ -153,7 +156,14 @@ def use_style():
     )
 
 
-def save(name, figure=None, data=None, parameters=None, inputs=None, measured=None):
+def save(
+    name: str,
+    figure: Figure | None = None,
+    data: pd.DataFrame | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    measured: Mapping[str, Any] | None = None,
+) -> Path:
     """Write figures/NAME.png, .pdf, .csv and .json (parameters, versions, hashes of the inputs);
     returns the PNG's path.
 
@@ -166,9 +176,10 @@ def save(name, figure=None, data=None, parameters=None, inputs=None, measured=No
         "png": {"Software": None},
         "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     }  # the same bytes every time
-    for kind, metadata in undated.items() if figure is not None else ():
-        with writing(FIGURES / f"{name}.{kind}") as path:
-            figure.savefig(path, bbox_inches="tight", metadata=metadata)
+    if figure is not None:
+        for kind, metadata in undated.items():
+            with writing(FIGURES / f"{name}.{kind}") as path:
+                figure.savefig(path, bbox_inches="tight", metadata=metadata)
     if data is not None:
         with writing(FIGURES / f"{name}.csv") as path:
             data.to_csv(path, index=False, float_format="%.6g")
@@ -183,16 +194,16 @@ def save(name, figure=None, data=None, parameters=None, inputs=None, measured=No
 
 
 def save_table(
-    name,
-    data,
-    shown=None,
-    grey=(),
-    parameters=None,
-    inputs=None,
-    measured=None,
-    heads=None,
-    bold=(),
-):
+    name: str,
+    data: pd.DataFrame,
+    shown: pd.DataFrame | None = None,
+    grey: Iterable[int] = (),
+    parameters: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    measured: Mapping[str, Any] | None = None,
+    heads: Mapping[str, tuple[str, str]] | None = None,
+    bold: Iterable[tuple[int, str]] = (),
+) -> Any:
     """Write figures/NAME.csv (the numbers), .md and .tex (as shown; the latter as it would stand in
     a paper) and .json; returns the table to look at.
 
@@ -205,7 +216,7 @@ def save_table(
     shown = (data if shown is None else shown).reset_index(drop=True)
     grey, bold = set(grey), set(bold)
 
-    def paint(row):
+    def paint(row: pd.Series) -> list[str]:
         faint = "color: gray" if row.name in grey else ""
         return ["font-weight: bold" if (row.name, c) in bold else faint for c in row.index]
 
@@ -218,7 +229,7 @@ def save_table(
     return look()
 
 
-def _latex(look, name, heads):
+def _latex(look: Any, name: str, heads: Mapping[str, tuple[str, str]]) -> str:
     """A table as LaTeX (booktabs) with grouped heads, caption and label."""
     columns = list(look.columns)
     pairs = [tuple(map(_escaped, heads.get(column, ("", str(column))))) for column in columns]
@@ -243,14 +254,14 @@ def _latex(look, name, heads):
     return "\n".join([*opening, *lines, r"\end{table}"]) + "\n"
 
 
-def _escaped(text):
+def _escaped(text: str) -> str:
     """Text with what LaTeX would read as commands made plain."""
     return (
         re.sub(r"([&%$#_{}])", r"\\\1", text).replace("ε", r"$\varepsilon$").replace("≥", r"$\ge$")
     )
 
 
-def save_reading(name, text):
+def save_reading(name: str, text: str) -> Markdown:
     """Write figures/NAME.md, a reading in seconds, which is kept with its numbers; returns it to
     look at.
     """
@@ -259,7 +270,7 @@ def save_reading(name, text):
     return Markdown(text)
 
 
-def epsilon_axis(axis, epsilons, ticks=True):
+def epsilon_axis(axis: Axes, epsilons: Iterable[float], ticks: bool = True) -> None:
     """A logarithmic axis of ε, written as the target 1-ε: 60, 80, 90, 95, 99 %, strict to the
     right, where it matters.
     """
@@ -271,13 +282,13 @@ def epsilon_axis(axis, epsilons, ticks=True):
     axis.set_xticks([], minor=True)
 
 
-def promise_zone(axis):
+def promise_zone(axis: Axes) -> None:
     """Shade what lies below the promise: distances to the target under zero."""
     axis.axhline(0, color="black", linewidth=0.8, zorder=1)
     axis.axhspan(-100, 0, color="#888888", alpha=0.18, linewidth=0, zorder=0)
 
 
-def coin(axis, label=True):
+def coin(axis: Axes, label: bool = True) -> None:
     """A line at 0.5, the AUROC of a coin."""
     axis.axhline(0.5, color="black", linewidth=0.8, linestyle=":", zorder=0)
     place = dict(xycoords=axis.get_yaxis_transform(), va="top", ha="right")
@@ -285,7 +296,7 @@ def coin(axis, label=True):
         axis.annotate("a coin", (0.99, 0.49), fontsize="small", color="#444444", **place)
 
 
-def label_ends(axis, ends, gap=0.062):
+def label_ends(axis: Axes, ends: Mapping[str, tuple[float, Any]], gap: float = 0.062) -> None:
     """Names to the right of an axis, each where its line ends; those too near are moved apart, with
     a thin line to their place.
 
@@ -293,7 +304,7 @@ def label_ends(axis, ends, gap=0.062):
     """
     low, high = axis.get_ylim()
     place = {name: (y - low) / (high - low) for name, (y, _) in ends.items()}
-    order = sorted(place, key=place.get)
+    order = sorted(place, key=lambda name: place[name])
     spots = [place[name] for name in order]
     for i in range(1, len(spots)):  # upwards where they touch, then down from the top
         spots[i] = max(spots[i], spots[i - 1] + gap)
@@ -315,7 +326,7 @@ def label_ends(axis, ends, gap=0.062):
         )
 
 
-def _curve(axis, part, column, line):
+def _curve(axis: Axes, part: pd.DataFrame, column: str, line: Mapping[str, Any]) -> float:
     """A mean over trials by ε, the 16th to 84th percentile shaded, marks at the ticks."""
     groups = part.groupby("epsilon")[column]
     mean, low, high = groups.mean(), groups.quantile(0.16), groups.quantile(0.84)
@@ -325,7 +336,13 @@ def _curve(axis, part, column, line):
     return mean.iloc[0]
 
 
-def consistency_and_layers(frame, n_layers=None, title="", by=None, style="method"):
+def consistency_and_layers(
+    frame: pd.DataFrame,
+    n_layers: int | None = None,
+    title: str = "",
+    by: str | None = None,
+    style: str = "method",
+) -> Figure:
     """Figure 3's layout against a logarithmic ε: the distance of consistency to its target above,
     layers below; 16th to 84th percentile shaded.
 
@@ -353,7 +370,7 @@ def consistency_and_layers(frame, n_layers=None, title="", by=None, style="metho
     )
     for pair, (name, part) in zip(axes.T, groups.items()):
         promise_zone(pair[0])
-        ends = {}
+        ends: dict[str, tuple[float, str]] = {}
         lines = part.assign(_kind=part[style]).groupby(["method", "_kind"])
         drawn = dict(list(lines))
         for method, kind in sorted(drawn, key=lambda m: (list(known).index(m[0]), m[1] != "meta")):
@@ -394,17 +411,17 @@ def consistency_and_layers(frame, n_layers=None, title="", by=None, style="metho
     return figure
 
 
-def _stroke(dash):
+def _stroke(dash: Any) -> dict[str, Any]:
     return {"linestyle": (0, dash)} if dash else {}
 
 
-def _dashes(column, values):
+def _dashes(column: str, values: Iterable[str]) -> dict[str, Any]:
     """Dashes by value of a column; methods that promise epsilon are drawn through."""
     known = {"method": METHODS, "measure": MEASURES, "backbone": MODELS}.get(column, {})
     return {value: look.dash for value, look in looks(values, known).items()}
 
 
-def numbers(frame, by="task"):
+def numbers(frame: pd.DataFrame, by: str | Iterable[str] = "task") -> pd.DataFrame:
     """The numbers behind consistency_and_layers, for its CSV: `cats.summary` for each value of
     `by`, one level of columns.
     """
@@ -421,7 +438,7 @@ def numbers(frame, by="task"):
     return pd.concat(parts, ignore_index=True)
 
 
-def exit_histograms(frame, n_layers, title=""):
+def exit_histograms(frame: pd.DataFrame, n_layers: int, title: str = "") -> Figure:
     """Figure 5's layout: the share of inputs that leave at each layer, one row a task, one column
     an epsilon, the means marked.
 

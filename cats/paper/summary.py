@@ -7,6 +7,7 @@ the README's block of what was found.
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from cats._io import writing
 from cats.paper import reading, style
@@ -40,7 +41,7 @@ def filled(name: str, folder: Path = COMMITTED) -> str:
 
 def wrapped(text: str) -> str:
     """Lines at most 100 columns wide, a bullet's indented; a number stays with its sign."""
-    wrap = dict(width=98, break_long_words=False, break_on_hyphens=False)
+    wrap: dict[str, Any] = dict(width=98, break_long_words=False, break_on_hyphens=False)
     kept = re.sub(r"(?<=[\d%]) (?=[%→])|(?<=[=≥]) (?=\d)|(?<=ε) (?==)", "\N{NO-BREAK SPACE}", text)
     lines = [
         textwrap.fill(line, **wrap, subsequent_indent="  " if line.startswith("- ") else "")

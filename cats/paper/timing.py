@@ -11,8 +11,9 @@ import itertools
 import platform
 import re
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from cats.model.backbone import Backbone
 from cats.model.exits import Heads, Meta
 from cats.runtime.cat import CAT
 from cats.runtime.loop import starting
+from cats.stats.quantiles import Floats, Ints
 from cats.stats.table import ScoreTable
 from cats.train.fit import find_recipe
 
@@ -33,7 +35,7 @@ LARGE = {
     "num_attention_heads": 16,
     "intermediate_size": 4096,
 }
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     "BERT 12 x 384": {
         "model_type": "bert",
         "hidden_size": 384,
@@ -63,13 +65,15 @@ ARCHITECTURES = {
 BLOCK = 4
 
 
-def random_backbone(architecture, n_outputs=2, **options):
+def random_backbone(architecture: str, n_outputs: int = 2, **options: Any) -> Backbone:
     """A model of random weights."""
     config = AutoConfig.for_model(**ARCHITECTURES[architecture], num_labels=n_outputs)
     return Backbone(AutoModelForSequenceClassification.from_config(config, **options))
 
 
-def untrained(architecture, n_outputs=2, recipe="paper", body=None):
+def untrained(
+    architecture: str, n_outputs: int = 2, recipe: Any = "paper", body: str | None = None
+) -> CAT:
     """A CAT of random weights, for timing and counting alone; its layers on a faster body."""
     recipe = find_recipe(recipe)
     backbone = random_backbone(architecture, n_outputs)
@@ -90,18 +94,18 @@ def untrained(architecture, n_outputs=2, recipe="paper", body=None):
     )
 
 
-def seconds(run):
+def seconds(run: Callable[[], Any]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
-def measured_here(repeats):
+def measured_here(repeats: int) -> dict[str, Any]:
     """What a result in seconds has to say of itself: the machine, the date and the repeats."""
     return {"machine": machine(), "date": datetime.date.today().isoformat(), "repeats": repeats}
 
 
-def machine(cpuinfo="/proc/cpuinfo"):
+def machine(cpuinfo: str | Path = "/proc/cpuinfo") -> str:
     """This machine in a few words, not its name: threads, processor, what it multiplies with."""
     text = Path(cpuinfo).read_text() if Path(cpuinfo).exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)", text, flags=re.M)
@@ -114,7 +118,7 @@ def machine(cpuinfo="/proc/cpuinfo"):
     return f"{threads} of {name}" + (f" with {unit}" if unit else "")
 
 
-def live(run):
+def live(run: Callable[[], Any]) -> int:
     """The most bytes of tensors that `run()` holds at one time, beyond those that were there: the
     same in every run, unlike a process's memory.
     """
@@ -130,7 +134,7 @@ def live(run):
     return int(np.cumsum([0, *sizes]).max())
 
 
-def interval(ratios, confidence=0.95):
+def interval(ratios: Any, confidence: float = 0.95) -> tuple[float, float, float]:
     """Median of paired ratios and an interval for it, by order statistics, which asks nothing of
     their law: exact where there are six or more, else from the smallest to the largest.
 
@@ -143,7 +147,9 @@ def interval(ratios, confidence=0.95):
     return float(np.median(values)), float(values[low]), float(values[len(values) - 1 - low])
 
 
-def in_turns(ways, reference, repeats, beside=4):
+def in_turns(
+    ways: Mapping[Any, Callable[[], Any]], reference: Any, repeats: int, beside: int = 4
+) -> tuple[dict[Any, Floats], float]:
     """Seconds of each way, {name: a call}, as a share of the reference's, {name: (repeats,)}; and
     the reference's own. All take turns, the reference before every so many of them, so that a
     machine that slows down slows both. The first time, which warms up, is not counted.
@@ -168,22 +174,22 @@ class Replay(NamedTuple):
     share: float  # mean exit layer as a share of l
 
     @property
-    def ratios(self):
+    def ratios(self) -> Floats:
         """T_G / T_F of every repeat, (repeats,)."""
         return self.early.sum(axis=1) / self.full.sum(axis=1)
 
     @property
-    def interval(self):
+    def interval(self) -> tuple[float, float, float]:
         """T_G / T_F, and an interval of 95 %."""
         return interval(self.ratios)
 
     @property
-    def ratio(self):
+    def ratio(self) -> float:
         """T_G / T_F."""
         return float(np.median(self.ratios))
 
 
-def contradictions(replays):
+def contradictions(replays: Mapping[str, "Replay"]) -> list[tuple[str, str]]:
     """Pairs of replays of the same inputs of which one runs more layers and is faster, beyond both
     intervals: [(name, name)]. Time follows layers where there is none.
     """
@@ -196,13 +202,28 @@ def contradictions(replays):
     ]
 
 
-def replay(cat, exits, tokens=64, batch_size=1, repeats=5, measure="meta"):
+def replay(
+    cat: CAT,
+    exits: Ints,
+    tokens: int = 64,
+    batch_size: int = 1,
+    repeats: int = 5,
+    measure: str = "meta",
+) -> "Replay":
     """`replays` of one array of exit layers, F before each batch."""
     how = (tokens, batch_size, repeats, {"": measure})
     return replays(cat, {"": exits}, *how, beside=1)[""]
 
 
-def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, beside=4):
+def replays(
+    cat: CAT,
+    patterns: Mapping[str, Ints],
+    tokens: int = 64,
+    batch_size: int = 1,
+    repeats: int = 5,
+    measures: Any = None,
+    beside: int = 4,
+) -> "dict[str, Replay]":
     """Time F, and the CAT on batches of random tokens whose rows exit at the layers of each pattern
     (a dict of arrays of one length, by name). They take turns, so that a machine that slows down
     slows both. At batch 1 every input is timed alone, BLOCK of them by F and then by the CAT; else
@@ -225,11 +246,11 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
         for _ in range(2)
     )
 
-    def run_full(i=0):
+    def run_full(i: int = 0) -> None:
         with torch.inference_mode():
             cat.engine.model(**batch_of(ids[i : i + batch_size]))  # F on the same body
 
-    def run_early(name, batches, exits):
+    def run_early(name: str, batches: Any, exits: Any) -> None:
         cat.run(
             batches,
             never,
@@ -237,7 +258,7 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
             decide=lambda k, scores, rows: [exits[row] == k for row in rows],
         )
 
-    def turn(run, block):
+    def turn(run: Callable[[int], Any], block: Any) -> list[float]:
         run(block[-1])
         # untimed: a model of which the caches hold what the other has left is slower than it is by
         # itself, the CAT above all
@@ -245,10 +266,10 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
 
     turns, alone = itertools.count(), [seconds(run_full)]  # the first warms up
 
-    def together(name):
-        waits = []
+    def together(name: str) -> tuple[float, float]:
+        waits: list[float] = []
 
-        def batches():
+        def batches() -> Iterator[Any]:
             for part in ids.split(starting(batch_size)):
                 if next(turns) % beside == 0:
                     alone[:] = [seconds(run_full)]
@@ -256,7 +277,7 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
                 yield batch_of(part)
 
         both = seconds(lambda: run_early(name, batches(), exits[name]))
-        return np.mean(waits or alone) * n / batch_size, both - sum(waits)
+        return float(np.mean(waits or alone)) * n / batch_size, both - sum(waits)
 
     for r in tqdm(range(repeats), desc="repeats"):
         if batch_size > 1:
@@ -269,10 +290,19 @@ def replays(cat, patterns, tokens=64, batch_size=1, repeats=5, measures=None, be
                     last = turn(run_full, block)
                 one = lambda i: run_early(name, [batch_of(ids[i : i + 1])], [exits[name][i]])
                 full[name][r, block], early[name][r, block] = last, turn(one, block)
-    return {name: Replay(full[name], early[name], np.mean(patterns[name]) / l) for name in patterns}
+    return {
+        name: Replay(full[name], early[name], float(np.mean(patterns[name])) / l)
+        for name in patterns
+    }
 
 
-def by_exit(cat, tokens=64, repeats=5, every=1, measures=("meta", "sm")):
+def by_exit(
+    cat: CAT,
+    tokens: int = 64,
+    repeats: int = 5,
+    every: int = 1,
+    measures: Sequence[str] = ("meta", "sm"),
+) -> dict[str, Floats]:
     """{measure: T_G(k)/T_F (l,)} of one input that exits at layer k: with it the time of any exits
     at batch 1 is a sum.
 
@@ -292,6 +322,6 @@ def by_exit(cat, tokens=64, repeats=5, every=1, measures=("meta", "sm")):
     }
 
 
-def measured(l, every):
+def measured(l: int, every: int) -> Ints:
     """The layers that `by_exit` measures."""
     return np.union1d(np.arange(1, l, every), [l])

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 
 from cats.paper import store, style
 from cats.paper.figures import say, whose
@@ -28,12 +29,12 @@ def runs(recipes: list[str], **settings: Any) -> dict[str, "Run"]:
     return {recipe: whole.by(recipe) for recipe in recipes}
 
 
-def shade(difficulty: int):
+def shade(difficulty: int) -> Any:
     """The colour of a difficulty from 1 to 5."""
     return plt.cm.viridis((difficulty - 1) / 4.5)
 
 
-def difficulty(data) -> np.ndarray | None:
+def difficulty(data: Any) -> np.ndarray | None:
     """The known difficulty of generated inputs; None for others."""
     return np.array(data["difficulty"][:]) if "difficulty" in data.column_names else None
 
@@ -67,7 +68,7 @@ def examples(data: dict) -> str:
     return "\n".join(lines)
 
 
-def lengths_figure(data: dict, most: int = 3000):
+def lengths_figure(data: dict, most: int = 3000) -> Figure:
     """Words (above) and labels (below) of the first training inputs, a column a task."""
     from cats.train.tasks import find
 
@@ -96,7 +97,7 @@ def lengths_figure(data: dict, most: int = 3000):
 # --- 02
 
 
-def loss_figure(log: pd.DataFrame, run: "Run"):
+def loss_figure(log: pd.DataFrame, run: "Run") -> Figure:
     """The training loss by epoch."""
     figure, axis = plt.subplots(figsize=(5, 2.6), layout="constrained")
     axis.plot(log["epoch"], log["loss"], color=BLUE)
@@ -119,7 +120,7 @@ def by_difficulty(run: "Run", said: np.ndarray, labels: np.ndarray) -> pd.DataFr
 # --- 03
 
 
-def losses_figure(losses, run: "Run"):
+def losses_figure(losses: Any, run: "Run") -> Figure:
     """The loss of each head in the first epoch and in the last."""
     figure, axis = plt.subplots(figsize=(5, 2.6), layout="constrained")
     layers = range(1, len(losses[0]) + 1)
@@ -131,7 +132,9 @@ def losses_figure(losses, run: "Run"):
     return figure
 
 
-def layers_figure(report: pd.DataFrame, table: ScoreTable, run: "Run", recipes: list[str]):
+def layers_figure(
+    report: pd.DataFrame, table: ScoreTable, run: "Run", recipes: list[str]
+) -> Figure:
     """Left: consistency and performance by layer. Right: calibration error, or distance to F."""
     layers, metric = report["layer"], run.task.metric
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.9), layout="constrained")
@@ -154,7 +157,7 @@ def layers_figure(report: pd.DataFrame, table: ScoreTable, run: "Run", recipes: 
     return figure
 
 
-def difficulty_figure(table: ScoreTable, hard: np.ndarray, run: "Run"):
+def difficulty_figure(table: ScoreTable, hard: np.ndarray, run: "Run") -> Figure:
     """Consistency by layer, a curve a difficulty."""
     figure, axis = plt.subplots(figsize=(5, 2.9), layout="constrained")
     for h in range(1, 6):
@@ -169,7 +172,7 @@ def difficulty_figure(table: ScoreTable, hard: np.ndarray, run: "Run"):
 # --- 04
 
 
-def auroc_figure(report: pd.DataFrame, run: "Run"):
+def auroc_figure(report: pd.DataFrame, run: "Run") -> Figure:
     """AUROC of the meta score and of p max by layer, from a coin (0.5) to perfect (1)."""
     figure, axis = plt.subplots(figsize=(5, 2.9), layout="constrained")
     for name in ("meta", "sm"):
@@ -183,13 +186,13 @@ def auroc_figure(report: pd.DataFrame, run: "Run"):
     return figure
 
 
-def scores_figure(table: ScoreTable):
+def scores_figure(table: ScoreTable) -> Figure:
     """Meta scores of inputs on which a layer agrees with F and of the others: first, middle and
     last layer, side by side (stacked on a logarithmic axis they would show neither share).
     """
     figure, axes = plt.subplots(1, 3, figsize=(9, 2.4), layout="constrained", sharey=True)
     for axis, k in zip(axes, (1, table.n_layers // 2, table.n_layers - 1)):
-        agrees, m = table.consistent[:, k - 1], table.meta[:, k - 1]
+        agrees, m = table.consistent[:, k - 1], np.asarray(table.meta)[:, k - 1]
         look = dict(color=[BLUE, ORANGE], label=["$F_k = F$", "$F_k ≠ F$"])
         axis.hist([m[agrees], m[~agrees]], bins=20, range=(0, 1), **look)
         axis.set(title=f"layer {k}", xlabel="meta score", yscale="log")
@@ -254,7 +257,7 @@ def exits_by_difficulty(exits: np.ndarray, hard: np.ndarray, n_layers: int) -> p
     return pd.DataFrame(counts, kinds, layers).rename_axis("difficulty").reset_index()
 
 
-def exits_figure(counts: pd.DataFrame, name: str):
+def exits_figure(counts: pd.DataFrame, name: str) -> Figure:
     """Where inputs leave, coloured by difficulty, and the mean exit layer of each."""
     counts = counts.set_index("difficulty")
     layers, kinds = counts.columns.to_numpy(int), list(counts.index)
@@ -331,7 +334,7 @@ def picked(
     return found, [short(text[i]) for i in pick]
 
 
-def held_out_figure(exits: np.ndarray, n_layers: int, epsilon: float):
+def held_out_figure(exits: np.ndarray, n_layers: int, epsilon: float) -> Figure:
     """Where held-out texts leave."""
     figure, axis = plt.subplots(figsize=(5, 2.6), layout="constrained")
     counts = np.bincount(exits, minlength=n_layers + 1)[1:]

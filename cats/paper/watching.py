@@ -7,9 +7,13 @@ others. Given the threshold, audited inputs disagree with F with known probabili
 about them matters to a monitor.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from scipy import stats
 from scipy.special import softmax
 
@@ -17,7 +21,7 @@ from cats.paper import style
 from cats.stats.calibrators import CalibrationSet
 from cats.stats.exits import first_above, worst_score
 from cats.stats.monitor import Monitor
-from cats.stats.quantiles import conformal_quantile, most_errors
+from cats.stats.quantiles import Bools, conformal_quantile, most_errors
 from cats.stats.table import ScoreTable
 
 LOOK = 100  # audited inputs after which the naive way looks at its p-value
@@ -35,7 +39,7 @@ def parts(task: str, table: ScoreTable) -> dict[str, np.ndarray]:
     confidence = softmax(table.logits[:, -1].astype(float), axis=-1).max(axis=-1)
     name, labels = CLASSES.get(task, ("negative reviews", [0]))
     return {
-        name: np.isin(table.labels, labels),
+        name: np.isin(np.asarray(table.labels), labels),
         "harder half": confidence <= np.quantile(confidence, 0.5),
         "hardest quarter": confidence <= np.quantile(confidence, 0.25),
     }
@@ -56,7 +60,14 @@ class Population:
         kept = np.flatnonzero(risks <= epsilon)
         return float(cal.events.score[kept[risks[kept].argmax()]])
 
-    def draw(self, rng, epsilon: float, n: int, delta: float | None, part=None) -> float:
+    def draw(
+        self,
+        rng: np.random.Generator,
+        epsilon: float,
+        n: int,
+        delta: float | None,
+        part: Any = None,
+    ) -> float:
         """The threshold of a calibration on n inputs drawn from the population, or from a part of
         it: `pac` with this δ, or without one `first_exit`.
         """
@@ -97,7 +108,16 @@ def alarms(errors: np.ndarray, monitor: Monitor) -> dict[str, np.ndarray]:
     }
 
 
-def quiet(population, epsilon, delta, n, few, audits, trials, seed) -> pd.DataFrame:
+def quiet(
+    population: Population,
+    epsilon: float,
+    delta: float,
+    n: int,
+    few: int,
+    audits: int,
+    trials: int,
+    seed: int,
+) -> pd.DataFrame:
     """No shift: the share of streams in which an alarm is ever raised, a row a way to choose the
     threshold and to watch it.
 
@@ -130,7 +150,19 @@ def verdicts(quiet: pd.DataFrame, delta: float, alarm: float) -> pd.DataFrame:
     return quiet.assign(limit=limit, within=quiet["alarms"] <= limit)
 
 
-def delays(population, part, epsilon, delta, n, shares, inputs, begin, slow, trials, seed):
+def delays(
+    population: Population,
+    part: Bools,
+    epsilon: float,
+    delta: float,
+    n: int,
+    shares: Sequence[float],
+    inputs: int,
+    begin: int,
+    slow: int,
+    trials: int,
+    seed: int,
+) -> pd.DataFrame:
     """Inputs from the beginning of a shift to the alarm: a row a kind of shift, an audit share and
     a trial; NaN where there was none, in `inputs` inputs.
 
@@ -157,7 +189,15 @@ def delays(population, part, epsilon, delta, n, shares, inputs, begin, slow, tri
     return pd.concat(frames, ignore_index=True)
 
 
-def recalibrated(population, part, epsilon, delta, n, trials, seed) -> dict[str, float]:
+def recalibrated(
+    population: Population,
+    part: Bools,
+    epsilon: float,
+    delta: float,
+    n: int,
+    trials: int,
+    seed: int,
+) -> dict[str, float]:
     """Consistency and layers before a shift, after it, and after a recalibration on n audited
     inputs of the new kind (`pac`); and what an audit costs in layers. Means over trials.
     """
@@ -180,13 +220,15 @@ def delays_table(found: pd.DataFrame) -> pd.DataFrame:
     """Median, quartiles and share of alarms, a row a task, part, shift and audit share."""
     keys = ["task", "part", "shift", "audit"]
     grouped = found.groupby(keys, sort=False)["inputs"]
-    look = dict(q=[0.25, 0.5, 0.75], method="inverted_cdf")  # some are infinite
-    late = grouped.apply(lambda part: np.quantile(part.fillna(np.inf), **look))
+    at = [0.25, 0.5, 0.75]
+    late = grouped.apply(  # some are infinite
+        lambda part: np.quantile(part.fillna(np.inf), at, method="inverted_cdf")
+    )
     columns = pd.DataFrame(late.tolist(), late.index, ["low", "median", "high"])
     return columns.assign(alarmed=grouped.count() / grouped.size()).reset_index()
 
 
-def watching_figure(delay: pd.DataFrame, rates: pd.DataFrame, delta: float, inputs: int):
+def watching_figure(delay: pd.DataFrame, rates: pd.DataFrame, delta: float, inputs: int) -> Figure:
     """Left: false alarms, by way; then inputs until the alarm against the audit share, sudden and
     slow.
     """
@@ -224,7 +266,14 @@ def watching_figure(delay: pd.DataFrame, rates: pd.DataFrame, delta: float, inpu
     return figure
 
 
-def reading(rates, delay, again, epsilon, delta, share) -> str:
+def reading(
+    rates: pd.DataFrame,
+    delay: pd.DataFrame,
+    again: pd.DataFrame,
+    epsilon: float,
+    delta: float,
+    share: float,
+) -> str:
     """Notebook 45's result in words, from its numbers."""
     kept = rates[(rates["threshold"] != "first_exit") & (rates["way"] == "monitor")]
     rate = lambda rows: rows["alarms"] / rows["streams"]

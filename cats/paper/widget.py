@@ -5,10 +5,12 @@ widget.explore(calibration, test)
 
 import io
 import warnings
+from typing import Any
 
 import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from cats.paper import style
 from cats.paper.explorer import EPSILONS, METHODS, PARTS
@@ -18,16 +20,16 @@ from cats.stats.quantiles import CalibrationWarning
 from cats.stats.table import ScoreTable
 
 
-def draw(calibration: CalibrationSet, test: ScoreTable, method: str, epsilon: float):
+def draw(calibration: CalibrationSet, test: ScoreTable, method: str, epsilon: float) -> Figure:
     """Where the test inputs leave, and in the title what was promised and what was seen."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)  # all layers run: the picture shows it
+    # where all layers run the picture shows it
+    with warnings.catch_warnings(action="ignore", category=CalibrationWarning):
         thresholds = thresholds_from(calibration, epsilon, method)
     exits = exit_layers(test.scores(), thresholds)
     same = agreement(test.consistent, exits)
     layers = np.arange(1, test.n_layers + 1)
     figure, axis = plt.subplots(figsize=(6, 2.4), layout="constrained")
-    bottom = 0
+    bottom: Any = 0
     for part, colour, name in ((same, "#0072B2", "G = F"), (~same, "#D55E00", "G ≠ F")):
         share = np.bincount(exits[part], minlength=test.n_layers + 1)[1:] / len(exits)
         axis.bar(layers, share, bottom=bottom, color=colour, label=name)
@@ -42,7 +44,9 @@ def draw(calibration: CalibrationSet, test: ScoreTable, method: str, epsilon: fl
     return figure
 
 
-def explore(calibration: ScoreTable, test: ScoreTable, method: str = "first_exit", epsilon=0.1):
+def explore(
+    calibration: ScoreTable, test: ScoreTable, method: str = "first_exit", epsilon: float = 0.1
+) -> Any:
     """A slider for ε and a choice of calibrator above the picture of `draw`."""
     cal = CalibrationSet(calibration.scores(), calibration.consistent)
     notches = sorted({e / PARTS for e in EPSILONS} | {epsilon}, reverse=True)
@@ -60,7 +64,7 @@ def explore(calibration: ScoreTable, test: ScoreTable, method: str = "first_exit
     # an image and not captured output: nothing but a notebook's page has to answer for it
     picture = ipywidgets.Image(format="png")
 
-    def show(_=None):
+    def show(_: Any = None) -> None:
         figure, file = draw(cal, test, choice.value, slider.value), io.BytesIO()
         figure.savefig(file, format="png")
         plt.close(figure)

@@ -15,26 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from scipy.special import softmax
 from tqdm.auto import tqdm
 
+from cats.runtime.calibrated import EPSILON, MEASURED, SPARE, Calibrated
 from cats.runtime.inputs import Arrays, Predictions
-from cats.stats.calibrators import METHODS, calibrate
 from cats.stats.measures import MEASURES, find_measure
 from cats.stats.monitor import Monitor
 from cats.stats.quantiles import Floats
 from cats.stats.table import TAU, ScoreTable
-from cats.stats.trials import savings
 
 TOGETHER = 1024  # inputs that a step is given at a time
-MEASURED = 32  # calibration inputs on which it is seen how far scores depend on the batch
-SPARE = 4.0  # times the largest difference seen
 
 Step = Callable[[list[Any]], Any]  # inputs to logits (n, C)
 
 
-class Cascade:
+class Cascade(Calibrated):
     """Models that answer one after the other, until one is sure enough.
 
     steps    cheap to dear, the last is F. Each one is a function of a list of inputs that gives
@@ -45,6 +41,8 @@ class Cascade:
     measure  confidence of a step: sm (p max), diff, entropy, kl or patience
     table    a ScoreTable of calibration inputs that `calibrate` has made before
     """
+
+    kind = "a cascade"
 
     def __init__(
         self,
@@ -66,8 +64,8 @@ class Cascade:
         if not all(0 <= cost < np.inf for cost in self.costs):
             raise ValueError(f"costs must be finite numbers of at least 0, got {list(costs)}")
         self.names = None if labels is None else dict(enumerate(labels))
-        self.measure = self._check(measure)
-        self.margins: dict[str, float] = {}
+        self.measure = self.check_measure(measure)
+        self.margins, self._sets = {}, {}
         self.ready: ScoreTable | None = table
         if table is not None:
             self.margins = dict(table.metadata.get("margins", {}))
@@ -78,12 +76,17 @@ class Cascade:
         n = "not calibrated" if self.ready is None else f"{len(self.ready)} calibration inputs"
         return f"Cascade({len(self.steps)} steps, costs {self.costs}, {n}, {self.measure})"
 
-    def _check(self, measure: str) -> str:
-        found = find_measure(measure)
-        if measure == "meta" or not found.at_runtime:
-            able = [name for name, one in MEASURES.items() if one.at_runtime and name != "meta"]
-            raise ValueError(f"a cascade can exit by {', '.join(able)}, not by {measure!r}")
-        return measure
+    @classmethod
+    def measures(cls) -> list[str]:
+        """The measures it can exit by: no meta classifier reads other models."""
+        return [name for name in super().measures() if name != "meta"]
+
+    @property
+    def calibration(self) -> ScoreTable:
+        """The table of the calibration inputs."""
+        if self.ready is None:
+            raise ValueError("this cascade is not calibrated: call calibrate(inputs) first")
+        return self.ready
 
     # --- calibration
 
@@ -110,56 +113,25 @@ class Cascade:
         found = self.table(rows, progress=progress)
         self.margins = self._measured(rows[:MEASURED], found)
         found.metadata["margins"] = self.margins
-        self.ready = found
+        self.ready, self._sets = found, {}
         return self
 
     def _measured(self, rows: list[Any], table: ScoreTable) -> dict[str, float]:
         """By how much scores change where an input runs alone, measure by measure: a threshold is
         an input's score, and a step may compute in other arithmetic for other batches.
         """
-        early = range(len(self.steps) - 1)
-        alone = np.stack([np.concatenate([self._run(k, [row]) for row in rows]) for k in early], 1)
+        before_f = range(len(self.steps) - 1)
+        alone = np.stack(
+            [np.concatenate([self._run(k, [row]) for row in rows]) for k in before_f], 1
+        )
         other = ScoreTable(np.concatenate([alone, table.logits[: len(rows), -1:]], 1), tau=self.tau)
         margins = {}
-        for name, found in MEASURES.items():
-            if name == "meta" or not found.at_runtime or (found.needs_classes and table.regression):
+        for name in self.measures():
+            if MEASURES[name].needs_classes and table.regression:
                 continue
             off = np.abs(other.scores(name) - table.scores(name)[: len(rows)]).max()
             margins[name] = 0.0 if name == "patience" else SPARE * max(float(off), 1e-7)
         return margins
-
-    def thresholds(
-        self,
-        epsilon: float = 0.05,
-        method: str = "first_exit",
-        measure: str | None = None,
-        **options: Any,
-    ) -> Floats:
-        """What a step's score must exceed for an input to leave there, (l-1,)."""
-        if self.ready is None:
-            raise ValueError("this cascade is not calibrated: call calibrate(inputs) first")
-        measure = self._check(measure or self.measure)
-        margin = self._margin(measure, method)
-        found = self.ready.scores(measure), self.ready.consistent
-        return calibrate(*found, epsilon, method, margin=margin, **options) + margin
-
-    def _margin(self, measure: str, method: str) -> float:
-        known = METHODS.get(method)
-        return self.margins.get(measure, 0.0) if known is None or known.margins else 0.0
-
-    def savings(
-        self,
-        epsilons: Sequence[float] = (0.2, 0.1, 0.05, 0.02, 0.01),
-        method: str = "first_exit",
-        measure: str | None = None,
-        **options: Any,
-    ) -> pd.DataFrame:
-        """Cost to expect at each ε, with intervals: see cats.savings. It reads the calibration
-        inputs: only `band` allows to choose ε by it.
-        """
-        if self.ready is None:
-            raise ValueError("this cascade is not calibrated: call calibrate(inputs) first")
-        return savings(self.ready, measure or self.measure, epsilons, method, **options)
 
     # --- running
 
@@ -181,14 +153,15 @@ class Cascade:
         monitor      a cats.Monitor: inputs that its coin chooses run all steps
         """
         rows, l = list(inputs), len(self.steps)
-        measure = self._check(measure or self.measure)
+        measure = self.check_measure(measure or self.measure)
         if thresholds is None:
             if epsilon is None:
-                epsilon = monitor.level if monitor else 0.05
+                epsilon = monitor.level if monitor else EPSILON
             if monitor and monitor.step and not 0 < epsilon < 1:  # steered to all steps, or to one
                 bars = np.full(l - 1, -np.inf if epsilon else np.inf)
             else:
                 bars = self.thresholds(epsilon, method, measure, **options)
+                bars += self.margin(measure, method)
         else:
             bars = np.asarray(thresholds, float)
         if bars.shape != (l - 1,) or np.isnan(bars).any():

@@ -14,14 +14,12 @@ and subset of layers come from it.
 """
 
 import tempfile
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from huggingface_hub import HfApi
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,6 +30,7 @@ from cats.model.bodies import FULL, body_of, check_body, fastest
 from cats.model.exits import Heads, Meta, check_pair, score, vectors
 from cats.runtime import folder as kept
 from cats.runtime.audit import Audit
+from cats.runtime.calibrated import EPSILON, MEASURED, SPARE, Calibrated
 from cats.runtime.card import card
 from cats.runtime.inputs import (
     Arrays,
@@ -43,14 +42,13 @@ from cats.runtime.inputs import (
     rows_together,
     windows,
 )
-from cats.runtime.loop import Cohort, Loop, starting
+from cats.runtime.loop import Cohort, Decide, Loop, starting
 from cats.runtime.scorer import Exit, Scorer
 from cats.stats import calibrators
 from cats.stats.measures import MEASURES
 from cats.stats.monitor import Monitor
 from cats.stats.quantiles import SMALLEST
 from cats.stats.table import TAU, ScoreTable
-from cats.stats.trials import savings
 from cats.train import tasks
 from cats.train.fit import Recipe, find_recipe, fit_heads, fit_meta
 from cats.train.run import Run, table_of
@@ -65,7 +63,7 @@ from cats.train.states import (
 )
 
 
-class CAT:
+class CAT(Calibrated):
     """A fine-tuned model F with early heads, meta classifiers and calibration data."""
 
     def __init__(
@@ -85,7 +83,7 @@ class CAT:
         body: str | None = None,
         slack: Sequence[float] | None = None,
         about: Mapping[str, Any] | None = None,
-    ):
+    ) -> None:
         if not backbone.n_layers == heads.early + 1 == meta.early + 1 == table.n_layers:
             layers = (
                 f"{backbone.n_layers}, {heads.early + 1}, {meta.early + 1} and {table.n_layers}"
@@ -103,7 +101,7 @@ class CAT:
         self.backbone, self.tokenizer, self.table = backbone, tokenizer, table
         self.heads, self.meta = heads.cpu(), meta.cpu()
         self.max_length = min(check_max_length(max_length), backbone.max_tokens)
-        self.measure, self.autocast = check_measure(measure), check_autocast(autocast)
+        self.measure, self.autocast = self.check_measure(measure), check_autocast(autocast)
         self.engine = body_of(backbone, body)  # what runs: F, or a faster body of it
         self.body = self.engine.precision
         if self.nearly != (table.full is not None):
@@ -130,6 +128,11 @@ class CAT:
     def nearly(self) -> bool:
         """Whether layers run on a body that is only nearly F."""
         return self.engine is not self.backbone
+
+    @property
+    def calibration(self) -> ScoreTable:
+        """The table of the calibration inputs."""
+        return self.table
 
     @property
     def consistent(self) -> np.ndarray:
@@ -204,7 +207,7 @@ class CAT:
                 f"the recipe {recipe.name!r} learns from F and reads no labels: leave them out, or"
                 " say recipe='paper'"
             )
-        check_measure(measure)
+        cls.check_measure(measure)
         check_autocast(autocast)
         if body not in (None, "auto"):
             check_body(body)
@@ -214,9 +217,9 @@ class CAT:
         check_texts(tuning, calibration)
         backbone = backbone_of(model).ready()
         place(backbone, device, loaded=isinstance(model, str | Path) and body != "int8")
-        tokenizer = tokenizer_of(tokenizer, model, backbone)
+        reader = tokenizer_of(tokenizer, model, backbone)
         if max_length is None:
-            max_length = min(tokenizer.model_max_length, backbone.max_tokens)
+            max_length = min(reader.model_max_length, backbone.max_tokens)
         check_max_length(max_length)
         if labels is not None:
             labels = class_numbers(labels, len(tuning), backbone)
@@ -227,17 +230,17 @@ class CAT:
         parts, calibration = kept_apart(data, seed), tasks.from_texts(columns, calibration)
         timed = {}
         if body == "auto":
-            rows = encode(tokenizer, [list(c) for c in zip(*tuning[:TIMED])], max_length)
-            body, timed = fastest(backbone, in_batches(tokenizer, rows, backbone), tau)
+            rows = encode(reader, [list(c) for c in zip(*tuning[:TIMED])], max_length)
+            body, timed = fastest(backbone, in_batches(reader, rows, backbone), tau)
         engine = body_of(backbone, body)
 
         with tempfile.TemporaryDirectory() as temporary:
             work = Path(folder or temporary)
-            options = {"max_length": max_length, "autocast": autocast}
+            options: dict[str, Any] = {"max_length": max_length, "autocast": autocast}
             states = {
                 name: extract(
                     engine,
-                    tokenizer,
+                    reader,
                     part.select_columns(columns),
                     columns,
                     work / name,
@@ -261,7 +264,7 @@ class CAT:
                 heads, states["meta"], recipe=recipe, tau=tau, seed=seed, **(meta or {})
             )
             states["calibration"] = extract(
-                engine, tokenizer, calibration, columns, work / "calibration", **options
+                engine, reader, calibration, columns, work / "calibration", **options
             )
             tables = {
                 name: table_of(states[name], heads, metas, None, {"split": name}, tau)
@@ -272,7 +275,7 @@ class CAT:
                 for name, table in tables.items():
                     part = parts[name].select_columns(columns) if name in parts else calibration
                     aside = work / f"{name}-{FULL}"
-                    full = extract(backbone, tokenizer, part, columns, aside, **options)
+                    full = extract(backbone, reader, part, columns, aside, **options)
                     tables[name] = compared(table, full.gather("logits").numpy())
         sizes = {
             "tuning": len(tuning),
@@ -289,7 +292,7 @@ class CAT:
         }
         cat = cls(
             backbone,
-            tokenizer,
+            reader,
             heads,
             metas,
             tables["calibration"],
@@ -344,52 +347,10 @@ class CAT:
 
     # --- using it ---
 
-    def thresholds(
-        self,
-        epsilon: float = 0.05,
-        method: str = "first_exit",
-        measure: str | None = None,
-        exit_layers: Iterable[int] | None = None,
-        **options: Any,
-    ) -> np.ndarray:
-        """Thresholds (l-1,) from the calibration inputs; `inf` at layers not in `exit_layers`
-        (counted from 1).
-
-        The guarantee holds for any subset of layers that was chosen without looking at the
-        calibration inputs: they are calibrated as if there were no others.
-        """
-        early = self.backbone.n_layers - 1
-        layers = list(range(1, early + 1))
-        if exit_layers is not None:
-            if not isinstance(exit_layers, Iterable) or isinstance(exit_layers, str):
-                raise TypeError(
-                    f"exit_layers must be a list of layers among 1 … {early}, as [{early}], got"
-                    f" {exit_layers!r}"
-                )
-            layers = sorted(set(exit_layers))
-        if not layers or not 1 <= layers[0] <= layers[-1] <= early:
-            raise ValueError(f"exit_layers must be among 1 … {early}, got {exit_layers}")
-        if self.nearly:
-            self._check_method(method, options)
-        columns = np.array(layers) - 1
-        thresholds = np.full(early, np.inf)
-        thresholds[columns] = calibrators.thresholds_from(
-            self._sorted(measure or self.measure, tuple(columns), method),
-            epsilon,
-            method,
-            **options,
-        )
-        return thresholds
-
-    def margin(self, measure: str, method: str) -> float:
-        """How far above its threshold a score must be for an input to leave: 0 for methods that
-        count the table's own exits, which cannot take it into account.
-        """
-        found = calibrators.METHODS.get(method)
-        return self.margins.get(measure, 0.0) if found is None or found.margins else 0.0
-
     def _check_method(self, method: str, options: Mapping[str, Any]) -> None:
         """Refuse a method that takes the body's last layer for F."""
+        if not self.nearly:
+            return
         found = calibrators.METHODS.get(method)
         if found is not None and found.guarantee != "none" and not found.bodies:
             raise ValueError(
@@ -402,16 +363,6 @@ class CAT:
                 f"the body {self.body!r} is only nearly F: losses need {self.backbone.n_layers}"
                 f" columns, the last for its own last layer, got shape {np.shape(losses)}"
             )
-
-    def _sorted(self, measure, columns, method):
-        """The calibration statistics of these columns, sorted once."""
-        key = check_measure(measure), columns, self.margin(measure, method)
-        if key not in self._sets:
-            scores = self.table.scores(measure)[:, columns]
-            # with the body's own last layer, where there is one
-            consistent = self.consistent[:, [*columns, *[-1] * self.nearly]]
-            self._sets[key] = calibrators.CalibrationSet(scores, consistent, key[2])
-        return self._sets[key]
 
     def _measure_rounding(self, data: Any, columns: Sequence[str], seed: int = 0) -> None:
         """Margins, and for a body slack, on some of the calibration inputs."""
@@ -427,7 +378,7 @@ class CAT:
         """
         tokens = self._tokens(rows)
         margins = {}
-        for measure in runtime_measures():
+        for measure in self.measures():
             found = MEASURES[measure]
             if measure == "patience" or (found.needs_classes and table.regression):
                 continue  # it counts layers, exactly; or there is no such score
@@ -436,7 +387,9 @@ class CAT:
             for size in (1, len(tokens)):
                 seen = np.full(expected.shape, np.nan)
 
-                def look(k, scores, numbers, seen=seen):
+                def look(
+                    k: int, scores: list[float], numbers: list[int], seen: np.ndarray = seen
+                ) -> list[bool]:
                     seen[numbers, k - 1] = scores
                     return [False] * len(numbers)
 
@@ -458,8 +411,8 @@ class CAT:
                 states = self.engine.states(batch)
                 names = self.heads.reads.split("+")
                 read = vectors(self.heads.reads, *(states[name].float().cpu() for name in names))
-                early, _ = score(self.heads, self.meta, read)
-                parts.append(torch.cat([early, states["logits"].float().cpu()[:, None]], 1))
+                logits, _ = score(self.heads, self.meta, read)
+                parts.append(torch.cat([logits, states["logits"].float().cpu()[:, None]], 1))
             off = np.abs(torch.cat(parts).numpy() - table.logits)
             largest = np.maximum(largest, off.max(axis=(0, 2)))
         return (SPARE * np.maximum(largest, np.finfo(np.float32).eps)).tolist()
@@ -530,7 +483,7 @@ class CAT:
             found, audit = self._answer(rows, *rule, batch_size, n, monitor)
             parts.append(found)
             n += len(rows)
-            if audit:
+            if audit and monitor:
                 audit.finish(monitor)
         parts = parts or [self._answer([], *rule, batch_size)[0]]
         logits, exits, confidences = (np.concatenate(column) for column in zip(*parts))
@@ -587,7 +540,7 @@ class CAT:
                 for i, score in enumerate(scores)
             ]
             found.sort(key=lambda one: one["score"], reverse=True)  # equal ones in their order
-            return found[0] if classic else found[:top_k]
+            return found[0] if isinstance(top_k, str) else found[:top_k]
 
         def answers(texts: Any) -> Iterator[Any]:
             n = 0
@@ -596,7 +549,9 @@ class CAT:
                 (logits, exits, _), audit = self._answer(rows, *rule, batch_size, n, monitor)
                 n += len(rows)
                 yield from map(form, logits, exits)
-                if audit:  # answers first: whoever stops reading here leaves these audits out
+                if (
+                    audit and monitor
+                ):  # answers first: whoever stops reading here leaves these audits out
                     audit.finish(monitor)
 
         if isinstance(inputs, str | Mapping):
@@ -631,7 +586,7 @@ class CAT:
         body: str | None = None,
     ) -> tuple[Any, str]:
         """The thresholds and the measure that a call asks for."""
-        measure = check_measure(measure or self.measure)
+        measure = self.check_measure(measure or self.measure)
         if body not in (None, self.body, FULL):
             raise ValueError(
                 f"this CAT was fitted on the body {self.body!r}, and its heads and calibration"
@@ -703,7 +658,14 @@ class CAT:
         return found, audit
 
     @torch.inference_mode()
-    def run(self, batches, thresholds, measure="meta", decide=None, audit=None):
+    def run(
+        self,
+        batches: Iterable[Mapping[str, torch.Tensor]],
+        thresholds: Any,
+        measure: str = "meta",
+        decide: Decide | None = None,
+        audit: Audit | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokenised batches through the layers, rows leaving as they exit: logits (rows, C), exit
         layers, confidences.
 
@@ -754,7 +716,7 @@ class CAT:
             self.meta,
             table,
             max_length=self.max_length,
-            measure=monitor.measure,
+            measure=monitor.measure or self.measure,
             autocast=self.autocast,
             texts=self.texts,
             margins=self.margins,
@@ -826,31 +788,12 @@ class CAT:
             )
         return done.commit_url
 
-    def savings(
-        self,
-        epsilons: Sequence[float] = (0.2, 0.1, 0.05, 0.02, 0.01),
-        method: str = "first_exit",
-        measure: str | None = None,
-        **options: Any,
-    ) -> pd.DataFrame:
-        """Layers to expect at each ε, with intervals: see cats.savings. Read from the tuning inputs
-        that were kept to choose by; from the calibration inputs where there are none, and then only
-        `band` allows to choose by it.
-        """
-        table = self.table if self.choosing is None else self.choosing
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", calibrators.CalibrationWarning)
-            return savings(table, measure or self.measure, epsilons, method, **options)
-
     def card(self) -> str:
         """The model card: what was fitted on what, and what it can promise."""
         return card(self)
 
 
-EPSILON = 0.05  # where none is given
-MEASURED = 32  # calibration inputs on which margins are measured
 TIMED = 128  # tuning inputs on which bodies are compared
-SPARE = 4.0  # times the largest difference seen
 
 
 def steers(monitor: Monitor | None) -> bool:
@@ -875,18 +818,6 @@ def kept_apart(data: Any, seed: int) -> dict[str, Any]:
         return tasks.cut(data, seed)
     halves = data.train_test_split(len(data) // 10, seed=seed)
     return {**tasks.cut(halves["train"], seed), "choosing": halves["test"]}
-
-
-def runtime_measures() -> list[str]:
-    """The measures a CAT can exit by."""
-    return [name for name, found in MEASURES.items() if found.at_runtime]
-
-
-def check_measure(measure: str) -> str:
-    """The measure, if a CAT can exit by it."""
-    if measure not in runtime_measures():
-        raise ValueError(f"a CAT can exit by {', '.join(runtime_measures())}, not by {measure!r}")
-    return measure
 
 
 def check_texts(tuning: list[Row], calibration: list[Row]) -> None:

@@ -169,7 +169,7 @@ def read(folder: Path, backbone: Any = None) -> tuple[Backbone, Any, Heads, Meta
         )
         table = ScoreTable.load(folder / PARTS[2])
         tokenizer = load_tokenizer(folder / saved["tokenizer"])
-        options = {"margins": {}} if saved["format"] in OLD_FORMATS else {}
+        options: dict[str, Any] = {"margins": {}} if saved["format"] in OLD_FORMATS else {}
         options |= {name: saved[name] for name in OPTIONS if name not in options}
         if saved["format"] == BODY_FORMAT:
             options |= {name: saved[name] for name in BODY_OPTIONS}

@@ -3,13 +3,18 @@ together (Algorithm 1, PREDICT).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from cats.model.backbone import State
 from cats.runtime.scorer import Scorer
+
+# decide(k, scores of the rows left, their numbers): who of them leaves after layer k
+Decide = Callable[[int, list[float], list[int]], list[bool]]
 
 
 @dataclass
@@ -28,7 +33,7 @@ class Loop:
     are as quick then.
     """
 
-    def __init__(self, cat, thresholds, decide, audit=None):
+    def __init__(self, cat: Any, thresholds: Any, decide: Decide | None, audit: Any = None) -> None:
         self.autocast, self.decide, self.reads = cat.autocast, decide, cat.heads.reads
         self.audit = audit  # of some rows: it asks for the scores of all layers
         given = np.asarray(thresholds, dtype=float)
@@ -46,8 +51,11 @@ class Loop:
             if decide or audit
             else max((k for k in range(1, l) if self.thresholds[k - 1] < math.inf), default=0)
         )  # nothing leaves early after it
-        self.cohorts, self.room = [], 0  # rows on their way, and the most that may run together
-        self.left = []  # (row, logits, layer, confidence) of those that have left
+        self.cohorts: list[Cohort] = []  # rows on their way
+        self.room = 0  # the most that may run together
+        self.left: list[
+            tuple[Any, ...]
+        ] = []  # (row, logits, layer, confidence) of those that have left
 
     def begin(self, cohort: Cohort) -> None:
         """Take in new rows, and go on until there is room for more."""
@@ -55,7 +63,7 @@ class Loop:
         self.cohorts.append(cohort)
         self.go(few=self.room // 2, many=2 * self.room)
 
-    def wait(self, cohort, room):
+    def wait(self, cohort: Cohort, room: int) -> None:
         """Take in rows that are in no hurry: they go on at the end, or when too many wait."""
         self.room = max(self.room, room)
         self.cohorts.append(cohort)
@@ -156,7 +164,7 @@ class Loop:
             [],
         )
 
-    def results(self):
+    def results(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Logits (n, C), exit layers and confidences, by row number."""
         _, logits, exits, confidences = (
             zip(*sorted(self.left, key=lambda one: one[0])) if self.left else [()] * 4

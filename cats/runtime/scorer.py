@@ -4,7 +4,7 @@ of cats.model.exits, one layer at a time.
 
 import copy
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -137,7 +137,8 @@ class Scorer:
         """M_k: features and Meta of cats.model.exits for one layer."""
         now = self.x[:, self.early + self.d_e :]  # prediction and margins
         if self.classes == 1:
-            now[:] = confidence = logits
+            confidence: Any = logits
+            now[:] = confidence
         else:
             found = [top_two(row) for row in logits]
             numbers = 3 if self.odds else 2  # pmax, pdiff and perhaps odds

@@ -3,16 +3,16 @@ false alarm stated.
 
 A check simulates many calibrations on a `Synthetic` population, whose truth is known, and asks
 whether what was seen falls in an interval that it leaves with a probability of at most
-`false_alarm` if the claim holds. Each takes the calibrator (or quantile, or bound) as an argument,
-so that a broken one can be put in its place: a check that cannot fail is no check. `controls` are
-such breakages.
+`false_alarm` if the claim holds. Each has a `Setting` of its own, of which a call changes what it
+names, and takes the calibrator (or quantile, or bound) as an argument, so that a broken one can be
+put in its place: a check that cannot fail is no check. `controls` are such breakages.
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, partial, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -149,6 +149,55 @@ def uniform_check(claim: str, simulated: str, law: str, values: Floats, alarm: f
 # --- simulation
 
 
+class Setting(NamedTuple):
+    """How a claim is simulated: every check has a setting of its own, and takes other values of
+    these by name.
+    """
+
+    population: Synthetic = Synthetic()
+    n: int = 100  # calibration inputs
+    epsilon: float = 0.1
+    delta: float = 0.05
+    trials: int = 4000
+    seed: int = 0
+    alarm: float = 1e-5  # the chance of a false alarm that is allowed
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Random numbers, from the first one on."""
+        return np.random.default_rng(self.seed)
+
+    def told(self, *more: str) -> str:
+        """What is simulated, as the table of checks says it."""
+        return ", ".join([f"{self.trials:,} calibrations, n={self.n}, ε={self.epsilon}", *more])
+
+    def counted(
+        self, claim: str, simulated: str, count: int, p: float, side: str = "both"
+    ) -> Check:
+        """A check of how many of the trials had what the claim gives a probability of p."""
+        return count_check(claim, simulated, count, self.trials, p, self.alarm, side)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def setting(**own: Any) -> Callable[[Callable[Concatenate[Setting, P], T]], Callable[..., T]]:
+    """Give a function that is first told its Setting these values in it; a call may change them."""
+
+    def decorate(function: Callable[Concatenate[Setting, P], T]) -> Callable[..., T]:
+        @wraps(function)
+        def run(*arguments: Any, **options: Any) -> T:
+            given = {name: options.pop(name) for name in Setting._fields if name in options}
+            with warnings.catch_warnings(action="ignore", category=CalibrationWarning):
+                # small n is what many checks are about
+                return function(Setting(**own | given), *arguments, **options)
+
+        return run
+
+    return decorate
+
+
 class Calibrations(NamedTuple):
     """Many independent calibrations: thresholds (trials, l-1) and the counts of inputs that had a
     say.
@@ -161,109 +210,87 @@ class Calibrations(NamedTuple):
 
 
 def simulate(
-    population: Synthetic,
+    at: Setting,
     method: str,
-    n: int,
-    epsilon: float,
-    trials: int,
-    seed: int,
     calibrate: Callable[..., Floats] = calibrate,
     given_right: bool = False,
     **options: Any,
 ) -> Calibrations:
-    """Calibrate `trials` times on n fresh inputs each; `given_right` keeps only those where F is
+    """Calibrate many times, on fresh inputs each time; `given_right` keeps only those where F is
     right.
     """
-    rng = np.random.default_rng(seed)
+    rng = at.rng
     results = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)  # small n is what many checks are about
-        for _ in range(trials):
-            scores, consistent, hard = population.draw(n, rng)
-            right = rng.random(n) < population.p_right[hard]
-            extra = {"correct": right} if given_right else {}
-            thresholds = calibrate(scores, consistent, epsilon, method=method, **extra, **options)
-            results.append(
-                (
-                    thresholds,
-                    (~consistent).sum(axis=0),
-                    (~consistent.all(axis=1)).sum(),
-                    right.sum(),
-                )
+    for _ in range(at.trials):
+        scores, consistent, hard = at.population.draw(at.n, rng)
+        right = rng.random(at.n) < at.population.p_right[hard]
+        extra = {"correct": right} if given_right else {}
+        thresholds = calibrate(scores, consistent, at.epsilon, method=method, **extra, **options)
+        results.append(
+            (
+                thresholds,
+                (~consistent).sum(axis=0),
+                (~consistent.all(axis=1)).sum(),
+                right.sum(),
             )
+        )
     return Calibrations(*map(np.array, zip(*results)))
 
 
 # --- the claims
 
 
-def lemma_a1(
-    n: int = 20,
-    level: Number = 0.9,
-    trials: int = 20_000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    quantile: Quantile = conformal_quantile,
-) -> Check:
+@setting(n=20, trials=20_000)
+def lemma_a1(at: Setting, level: Number = 0.9, quantile: Quantile = conformal_quantile) -> Check:
     """Lemma A.1: a fresh value is at most the inflated quantile with probability r/(n+1), r =
     ⌈level·(n+1)⌉.
     """
-    values = np.random.default_rng(seed).standard_normal((trials, n + 1))
+    values = at.rng.standard_normal((at.trials, at.n + 1))
     covered = sum(row[-1] <= quantile(row[:-1], level) for row in values)
-    p = min(rank_of(n, level), n + 1) / (n + 1)
-    return count_check(
-        "Lemma A.1", f"{trials:,} samples of n={n}, level {level}", covered, trials, p, alarm
-    )
+    p = min(rank_of(at.n, level), at.n + 1) / (at.n + 1)
+    return at.counted("Lemma A.1", f"{at.trials:,} samples of n={at.n}, level {level}", covered, p)
 
 
+@setting(n=400, delta=0.01)
 def proposition_31(
-    population: Synthetic = Synthetic(),
-    n: int = 400,
-    t: float = 0.85,
-    delta: float = 0.01,
-    trials: int = 4000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    bound: Callable[..., Any] = clopper_pearson,
+    at: Setting, t: float = 0.85, bound: Callable[..., Any] = clopper_pearson
 ) -> Check:
     """Proposition 3.1: the Clopper-Pearson bound lies below the true consistency with probability
     at least 1-delta.
     """
-    rng, thresholds = np.random.default_rng(seed), np.full(population.layers - 1, t)
-    truth = 1 - population.risk(thresholds)
-    agree = np.empty(trials, int)
-    for i in range(trials):
-        scores, consistent, _ = population.draw(n, rng)
+    rng, thresholds = at.rng, np.full(at.population.layers - 1, t)
+    truth = 1 - at.population.risk(thresholds)
+    agree = np.empty(at.trials, int)
+    for i in range(at.trials):
+        scores, consistent, _ = at.population.draw(at.n, rng)
         agree[i] = agreement(consistent, first_above(scores, thresholds)).sum()
-    possible = np.arange(n + 1)
-    below = (
-        stats.binom.sf(possible - 1, n, truth) >= delta
-    )  # when the bound has to lie below the truth, whatever computes it
-    p = stats.binom.pmf(possible, n, truth)[
-        below
-    ].sum()  # exact, and at least 1-delta, as s is discrete
-    held = (bound(agree, n, delta) <= truth).sum()
-    simulated = f"{trials:,} samples of n={n}, fixed threshold {t}, δ={delta}"
-    return count_check("Proposition 3.1", simulated, held, trials, min(p, 1.0), alarm)
+    possible = np.arange(at.n + 1)
+    # when the bound has to lie below the truth, whatever computes it
+    below = stats.binom.sf(possible - 1, at.n, truth) >= at.delta
+    # exact, and at least 1-delta, as s is discrete
+    p = stats.binom.pmf(possible, at.n, truth)[below].sum()
+    held = (bound(agree, at.n, at.delta) <= truth).sum()
+    simulated = f"{at.trials:,} samples of n={at.n}, fixed threshold {t}, δ={at.delta}"
+    return at.counted("Proposition 3.1", simulated, held, min(p, 1.0))
 
 
+@setting()
 def proposition_41(
-    population: Synthetic = Synthetic(),
+    at: Setting,
     inputs: int = 200_000,
-    seed: int = 0,
     exits: Callable[..., Ints] = exit_layers,
     statistic: Callable[..., Floats] = worst_score,
 ) -> Check:
     """Proposition 4.1: G differs from F only where some inconsistent layer lies outside the
     predicted set.
     """
-    rng = np.random.default_rng(seed)
-    scores, consistent, _ = population.draw(inputs, rng)
+    rng = at.rng
+    scores, consistent, _ = at.population.draw(inputs, rng)
     scores = np.round(scores, 2)  # ties: an exit needs a score strictly above its threshold
     violations = 0
     for rows in np.array_split(np.arange(inputs), 200):
         t = np.round(rng.random(), 2)
-        left_at = exits(scores[rows], np.full(population.layers - 1, t))
+        left_at = exits(scores[rows], np.full(at.population.layers - 1, t))
         wrong = ~agreement(consistent[rows], left_at)
         violations += int((wrong & ~(statistic(scores[rows], consistent[rows]) > t)).sum())
     simulated = f"{inputs:,} inputs, 200 thresholds, scores with ties"
@@ -272,29 +299,18 @@ def proposition_41(
     )
 
 
-def first_exit_inclusion(
-    population: Synthetic = Synthetic(),
-    inputs: int = 200_000,
-    seed: int = 0,
-    exits: Callable[..., Ints] = exit_layers,
-) -> Check:
+def first_exit_inclusion(**options: Any) -> Check:
     """The inclusion behind `first_exit`: G differs from F only where an inconsistent record exceeds
     the threshold.
     """
-    check = proposition_41(
-        population, inputs, seed, exits, lambda s, c: worst_score(s, c, only_records=True)
-    )
+    check = proposition_41(statistic=partial(worst_score, only_records=True), **options)
     return check._replace(claim="first_exit: inclusion")
 
 
+@setting()
 def marginal(
+    at: Setting,
     method: str,
-    population: Synthetic = Synthetic(),
-    n: int = 100,
-    epsilon: float = 0.1,
-    trials: int = 4000,
-    seed: int = 0,
-    alarm: float = 1e-5,
     tested: Synthetic | None = None,
     claim: str | None = None,
     **options: Any,
@@ -302,191 +318,123 @@ def marginal(
     """P(G(x) = F(x)) >= 1-epsilon over calibration set and test input; `tested` is another test
     population.
     """
-    thresholds = simulate(population, method, n, epsilon, trials, seed, **options).thresholds
-    scores, consistent, _ = (tested or population).draw(trials, np.random.default_rng([seed, 1]))
+    thresholds = simulate(at, method, **options).thresholds
+    rng = np.random.default_rng([at.seed, 1])
+    scores, consistent, _ = (tested or at.population).draw(at.trials, rng)
     agree = agreement(consistent, first_above(scores, thresholds)).sum()
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, one test input each"
-    return count_check(
-        claim or f"{method}: P(G=F) ≥ 1-ε", simulated, agree, trials, 1 - epsilon, alarm, side="low"
+    simulated = at.told("one test input each")
+    return at.counted(
+        claim or f"{method}: P(G=F) ≥ 1-ε", simulated, agree, 1 - at.epsilon, side="low"
     )
 
 
-def relative_accuracy(
-    population: Synthetic = Synthetic(layers=2, right=(0.0, 0.95)),
-    n: int = 100,
-    epsilon: float = 0.1,
-    trials: int = 4000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    given_right: bool = True,
-    **options: Any,
-) -> Check:
+@setting(population=Synthetic(layers=2, right=(0.0, 0.95)))
+def relative_accuracy(at: Setting, given_right: bool = True, **options: Any) -> Check:
     """Calibrated where F is right, G agrees with F there with probability at least 1-epsilon.
 
     In this population F is right on hard inputs more often, so that calibrating on all inputs
     (given_right=False) must fail; and with a single early layer G differs from F wherever V > τ.
     """
-    found = simulate(
-        population, "first_exit", n, epsilon, trials, seed, given_right=given_right, **options
-    )
-    truth = 1 - population.risk(found.thresholds, given_right=True)
+    found = simulate(at, "first_exit", given_right=given_right, **options)
+    truth = 1 - at.population.risk(found.thresholds, given_right=True)
     # one test input a calibration: a coin with the true probability
-    agree = int((np.random.default_rng([seed, 1]).random(trials) < truth).sum())
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, one test input each where F is right"
-    claim = "labelled: P(G=F | F=Y) ≥ 1-ε"
-    return count_check(claim, simulated, agree, trials, 1 - epsilon, alarm, side="low")
+    agree = int((np.random.default_rng([at.seed, 1]).random(at.trials) < truth).sum())
+    simulated = at.told("one test input each where F is right")
+    return at.counted("labelled: P(G=F | F=Y) ≥ 1-ε", simulated, agree, 1 - at.epsilon, side="low")
 
 
-def coverages(
-    method: str,
-    population: Synthetic = Synthetic(),
-    n: int = 100,
-    epsilon: float = 0.1,
-    trials: int = 4000,
-    seed: int = 0,
-    **options: Any,
-) -> tuple[Floats, Floats]:
+@setting()
+def coverages(at: Setting, method: str, **options: Any) -> tuple[Floats, Floats]:
     """The true coverage P(V <= threshold) of each calibration, and the same made uniform by its
     exact Beta law.
 
     `shared` counts only the inputs with an inconsistent layer, m of them, so its law is Beta(r(m),
     m+1-r(m)).
     """
-    found = simulate(population, method, n, epsilon, trials, seed, **options)
-    covered = population.coverage(found.thresholds[:, 0], method)
-    sizes = found.some if method == "shared" else np.full(trials, n)
-    ranks = np.array([rank_of(int(size), 1 - exact(epsilon)) for size in sizes])
+    found = simulate(at, method, **options)
+    covered = at.population.coverage(found.thresholds[:, 0], method)
+    sizes = found.some if method == "shared" else np.full(at.trials, at.n)
+    ranks = np.array([rank_of(int(size), 1 - exact(at.epsilon)) for size in sizes])
     return covered, stats.beta.cdf(covered, ranks, sizes + 1 - ranks)
 
 
-def coverage(
-    method: str,
-    population: Synthetic = Synthetic(),
-    n: int = 100,
-    epsilon: float = 0.1,
-    trials: int = 4000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    claim: str | None = None,
-    **options: Any,
-) -> Check:
+@setting()
+def coverage(at: Setting, method: str, claim: str | None = None, **options: Any) -> Check:
     """Over draws of the calibration set, the coverage of V follows a Beta law exactly."""
-    _, uniform = coverages(method, population, n, epsilon, trials, seed, **options)
+    _, uniform = coverages(method, **at._asdict(), **options)
     law = (
         "Beta(r, m+1-r), m inputs with an inconsistent layer"
         if method == "shared"
         else "Beta(r, n+1-r)"
     )
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, true coverage"
-    return uniform_check(claim or f"{method}: law of coverage", simulated, law, uniform, alarm)
+    simulated = at.told("true coverage")
+    return uniform_check(claim or f"{method}: law of coverage", simulated, law, uniform, at.alarm)
 
 
-def independent_coverage(
-    population: Synthetic = Synthetic(),
-    layer: int = 3,
-    n: int = 800,
-    epsilon: float = 0.5,
-    trials: int = 2000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    **options: Any,
-) -> Check:
+@setting(n=800, epsilon=0.5, trials=2000)
+def independent_coverage(at: Setting, layer: int = 3, **options: Any) -> Check:
     """Theorem 4.4, one layer of it: the coverage of the inconsistent scores at layer k follows
     Beta(r, n_k+1-r).
     """
-    found = simulate(population, "independent", n, epsilon, trials, seed, **options)
-    level = 1 - exact(epsilon) / (population.layers - 1)
+    found = simulate(at, "independent", **options)
+    level = 1 - exact(at.epsilon) / (at.population.layers - 1)
     sizes = found.inconsistent[:, layer - 1]
     ranks = np.array([rank_of(int(size), level) for size in sizes])
     if (ranks > sizes).any():
         raise ValueError(
             "n is too small: some quantile is infinite and its coverage no longer continuous"
         )
-    covered = population.coverage(found.thresholds, "independent")[:, layer - 1]
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, layer {layer}"
+    covered = at.population.coverage(found.thresholds, "independent")[:, layer - 1]
+    simulated = at.told(f"layer {layer}")
     uniform = stats.beta.cdf(covered, ranks, sizes + 1 - ranks)
     return uniform_check(
-        "Theorem 4.4: law at one layer", simulated, "Beta(r, n_k+1-r)", uniform, alarm
+        "Theorem 4.4: law at one layer", simulated, "Beta(r, n_k+1-r)", uniform, at.alarm
     )
 
 
-def pac_law(
-    population: Synthetic = Synthetic(),
-    n: int = 50,
-    epsilon: float = 0.1,
-    delta: float = 0.05,
-    trials: int = 4000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    **options: Any,
-) -> Check:
+@setting(n=50)
+def pac_law(at: Setting, **options: Any) -> Check:
     """`pac`: the coverage of V misses 1-epsilon with probability BinomCDF(m; n, epsilon) <= delta,
     exactly.
     """
-    thresholds = simulate(
-        population, "pac", n, epsilon, trials, seed, delta=delta, **options
-    ).thresholds
-    misses = (population.coverage(thresholds[:, 0], "first_exit") < 1 - epsilon).sum()
-    p = stats.binom.cdf(errors_allowed(n, epsilon, delta), n, epsilon)
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, δ={delta}, true coverage"
-    return count_check("pac: P(coverage < 1-ε)", simulated, misses, trials, p, alarm)
+    thresholds = simulate(at, "pac", delta=at.delta, **options).thresholds
+    misses = (at.population.coverage(thresholds[:, 0], "first_exit") < 1 - at.epsilon).sum()
+    p = stats.binom.cdf(errors_allowed(at.n, at.epsilon, at.delta), at.n, at.epsilon)
+    simulated = at.told(f"δ={at.delta}", "true coverage")
+    return at.counted("pac: P(coverage < 1-ε)", simulated, misses, p)
 
 
-def high_probability(
-    method: str,
-    population: Synthetic = Synthetic(),
-    n: int = 300,
-    epsilon: float = 0.1,
-    delta: float = 0.05,
-    trials: int = 4000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    **options: Any,
-) -> Check:
+@setting(n=300)
+def high_probability(at: Setting, method: str, **options: Any) -> Check:
     """P(true risk > epsilon) <= delta, for `pac` and `ltt`."""
-    thresholds = simulate(
-        population, method, n, epsilon, trials, seed, delta=delta, **options
-    ).thresholds
-    misses = (population.risk(thresholds) > epsilon).sum()
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, δ={delta}, true risk"
-    return count_check(
-        f"{method}: P(risk > ε) ≤ δ", simulated, misses, trials, delta, alarm, side="high"
-    )
+    thresholds = simulate(at, method, delta=at.delta, **options).thresholds
+    misses = (at.population.risk(thresholds) > at.epsilon).sum()
+    simulated = at.told(f"δ={at.delta}", "true risk")
+    return at.counted(f"{method}: P(risk > ε) ≤ δ", simulated, misses, at.delta, side="high")
 
 
-def tuned_bound(
-    population: Synthetic = Synthetic(skill=0.3),
-    n: int = 100,
-    epsilon: float = 0.1,
-    delta: float = 0.1,
-    trials: int = 1000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    same_data: bool = False,
-) -> Check:
+@setting(population=Synthetic(skill=0.3), delta=0.1, trials=1000)
+def tuned_bound(at: Setting, same_data: bool = False) -> Check:
     """Section 3.3: thresholds tuned on one sample (Eq. 3), Proposition 3.1's bound from a second
     one.
 
     The bound exceeds the true consistency with probability at most delta. With `same_data` it comes
     from the sample the thresholds were tuned on: the mistake the paper warns of.
     """
-    rng, missed = np.random.default_rng(seed), 0
-    for _ in range(trials):
-        tune, rest = population.draw(n, rng)[:2], population.draw(n, rng)[:2]
-        thresholds = _tune(*tune, epsilon, rng)
+    rng, missed = at.rng, 0
+    for _ in range(at.trials):
+        tune, rest = at.population.draw(at.n, rng)[:2], at.population.draw(at.n, rng)[:2]
+        thresholds = _tune(*tune, at.epsilon, rng)
         scores, consistent = tune if same_data else rest
-        bound = clopper_pearson(
-            agreement(consistent, first_above(scores, thresholds)).sum(), n, delta
-        )
-        missed += int(bound > 1 - population.risk(thresholds))
+        agree = agreement(consistent, first_above(scores, thresholds)).sum()
+        bound = clopper_pearson(agree, at.n, at.delta)
+        missed += int(bound > 1 - at.population.risk(thresholds))
     where = "the tuning sample" if same_data else "a second sample"
     simulated = (
-        f"{trials:,} times: best of 200 thresholds on n={n}, bound from {where}, ε={epsilon},"
-        f" δ={delta}"
+        f"{at.trials:,} times: best of 200 thresholds on n={at.n}, bound from {where},"
+        f" ε={at.epsilon}, δ={at.delta}"
     )
-    return count_check(
-        "Proposition 3.1 after tuning", simulated, missed, trials, delta, alarm, side="high"
-    )
+    return at.counted("Proposition 3.1 after tuning", simulated, missed, at.delta, side="high")
 
 
 def _tune(
@@ -509,21 +457,14 @@ def _tune(
     return thresholds[layers.argmin(), 0]
 
 
-def random_splits(
-    values: Floats,
-    n: int,
-    epsilon: float,
-    trials: int = 2000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    claim: str = "random splits of one pool",
-) -> Check:
+@setting(trials=2000)
+def random_splits(at: Setting, values: Floats, claim: str = "random splits of one pool") -> Check:
     """Over random splits of a fixed pool of values without ties the number covered is BetaBinomial,
     on any data.
     """
-    rng = np.random.default_rng(seed)
-    counts = covered_counts(values, n, len(values) - n, epsilon, trials, rng)
-    return covered_check(claim, counts, n, len(values) - n, epsilon, rng, alarm)
+    rng, n_test = at.rng, len(values) - at.n
+    counts = covered_counts(values, at.n, n_test, at.epsilon, at.trials, rng)
+    return covered_check(claim, counts, at.n, n_test, at.epsilon, rng, at.alarm)
 
 
 def covered_counts(
@@ -587,25 +528,21 @@ def untied(table: ScoreTable, measure: str = "meta", seed: int = 0) -> Floats:
 # --- claims beyond the paper, and remarks
 
 
-def remark_43(
-    population: Synthetic = Synthetic(),
-    inputs: int = 50_000,
-    seed: int = 0,
-    exits: Callable[..., Ints] = exit_layers,
-) -> Check:
+@setting()
+def remark_43(at: Setting, inputs: int = 50_000, exits: Callable[..., Ints] = exit_layers) -> Check:
     """Remark 4.3: the exit is the first layer outside the set C of Eq. 4, and layers after it need
     not be known.
 
     C is built in full for every input; then all scores after the exit are replaced at random, and
     the exit must stay.
     """
-    rng = np.random.default_rng(seed)
-    scores, _, _ = population.draw(inputs, rng)
+    rng, layers = at.rng, at.population.layers
+    scores, _, _ = at.population.draw(inputs, rng)
     scores = np.round(scores, 2)
-    thresholds = np.round(rng.random(population.layers - 1) ** 0.5, 2)
+    thresholds = np.round(rng.random(layers - 1) ** 0.5, 2)
     inside = np.column_stack([scores <= thresholds, np.zeros(inputs, bool)])  # C, and l outside it
     first = (~inside).argmax(axis=1) + 1
-    after = np.arange(1, population.layers) > first[:, None]
+    after = np.arange(1, layers) > first[:, None]
     unknown = np.where(after, rng.random(scores.shape), scores)
     moved = (exits(scores, thresholds) != first) | (exits(unknown, thresholds) != first)
     return Check(
@@ -628,63 +565,49 @@ def spread(n: int, layers: int, rng: np.random.Generator) -> tuple[Floats, Bools
     return scores, np.zeros((n, layers - 1), bool)
 
 
+@setting(n=199, epsilon=0.4)
 def tight_union(
+    at: Setting,
     weights: Sequence[float] | None = None,
-    n: int = 199,
-    epsilon: float = 0.4,
     layers: int = 5,
-    trials: int = 4000,
-    seed: int = 0,
-    alarm: float = 1e-5,
     calibrate: Callable[..., Floats] = calibrate,
     claim: str = "Theorem 4.4 where it is tight",
 ) -> Check:
     """Theorem 4.4 where the union bound loses nothing: P(G != F) = Σ (1 - r_k/(n+1)) exactly, with
     any weights (Remark 4.5).
     """
-    rng, agree = np.random.default_rng(seed), 0
-    for _ in range(trials):
+    rng, n, agree = at.rng, at.n, 0
+    for _ in range(at.trials):
         scores, consistent = spread(n + 1, layers, rng)
-        taus = calibrate(scores[:n], consistent[:n], epsilon, "independent", weights=weights)
+        taus = calibrate(scores[:n], consistent[:n], at.epsilon, "independent", weights=weights)
         agree += int(agreement(consistent[n:], first_above(scores[n:], taus))[0])
     shares = [exact(1) / (layers - 1)] * (layers - 1)
     if weights is not None:
         shares = [exact(weight) for weight in weights]
-    ranks = [rank_of(n, 1 - share * exact(epsilon)) for share in shares]
+    ranks = [rank_of(n, 1 - share * exact(at.epsilon)) for share in shares]
     p = 1 - sum(1 - rank / (n + 1) for rank in ranks)
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, all layers wrong, one test input"
-    return count_check(claim, simulated, agree, trials, p, alarm)
+    return at.counted(claim, at.told("all layers wrong", "one test input"), agree, p)
 
 
-def tuned_weights(
-    n: int = 59,
-    epsilon: float = 0.1,
-    layers: int = 9,
-    trials: int = 3000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    same_data: bool = False,
-) -> Check:
+@setting(n=59, trials=3000)
+def tuned_weights(at: Setting, layers: int = 9, same_data: bool = False) -> Check:
     """Remark 4.5: weights may be tuned on a development set that does not calibrate.
 
     The tuned weight opens the layer that seems to need the lowest threshold. With `same_data` it is
     tuned on the calibration set: the mistake.
     """
-    rng, agree = np.random.default_rng(seed), 0
-    for _ in range(trials):
+    rng, n, agree = at.rng, at.n, 0
+    for _ in range(at.trials):
         scores, dev = rng.random((n + 1, layers - 1)), rng.random((n, layers - 1))
         wrong = np.zeros((n, layers - 1), bool)
         looked_at = scores[:n] if same_data else dev
-        best = np.quantile(looked_at, 1 - epsilon, axis=0).argmin()
-        weights = np.eye(layers - 1)[best]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CalibrationWarning)  # the other layers stay shut
-            taus = calibrate(scores[:n], wrong, epsilon, "independent", weights=list(weights))
+        best = np.quantile(looked_at, 1 - at.epsilon, axis=0).argmin()
+        weights = list(np.eye(layers - 1)[best])  # the other layers stay shut
+        taus = calibrate(scores[:n], wrong, at.epsilon, "independent", weights=weights)
         agree += int((scores[n] <= taus).all())
-    p = rank_of(n, 1 - exact(epsilon)) / (n + 1)
+    p = rank_of(n, 1 - exact(at.epsilon)) / (n + 1)
     where = "the calibration set" if same_data else "a development set"
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, weights tuned on {where}"
-    return count_check("Remark 4.5: tuned weights", simulated, agree, trials, p, alarm)
+    return at.counted("Remark 4.5: tuned weights", at.told(f"weights tuned on {where}"), agree, p)
 
 
 def lottery(n: int, layers: int, risk: float, rng: np.random.Generator) -> tuple[Floats, Bools]:
@@ -695,189 +618,135 @@ def lottery(n: int, layers: int, risk: float, rng: np.random.Generator) -> tuple
     return scores, rng.random((n, layers - 1)) >= risk
 
 
+@setting(delta=0.1, trials=2000)
 def naive_bound(
+    at: Setting,
     risk: float = 0.2,
     layers: int = 21,
-    n: int = 100,
-    epsilon: float = 0.1,
-    delta: float = 0.1,
-    trials: int = 2000,
-    seed: int = 0,
-    alarm: float = 1e-5,
     method: Callable[..., tuple[Floats, Floats]] = naive,
 ) -> Check:
     """What `naive` reports exceeds the true consistency with probability at most delta.
 
     Its threshold is tuned among layers of which some look better than they are (`lottery`).
     """
-    rng, missed = np.random.default_rng(seed), 0
-    for trial in range(trials):
-        cal = CalibrationSet(*lottery(n, layers, risk, rng))
-        thresholds, bounds = method(cal, [exact(epsilon)], delta, seed=trial)
+    rng, missed = at.rng, 0
+    for trial in range(at.trials):
+        cal = CalibrationSet(*lottery(at.n, layers, risk, rng))
+        thresholds, bounds = method(cal, [exact(at.epsilon)], at.delta, seed=trial)
         leaves = first_above(cal.scores[:1], thresholds[0])[0] < layers
         missed += int(bounds[0] > (1 - risk if leaves else 1))
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, δ={delta}, its own bound"
-    return count_check(
-        "naive: P(bound > truth) ≤ δ", simulated, missed, trials, delta, alarm, side="high"
-    )
+    simulated = at.told(f"δ={at.delta}", "its own bound")
+    return at.counted("naive: P(bound > truth) ≤ δ", simulated, missed, at.delta, side="high")
 
 
-def ltt_law(
-    risk: float = 0.12,
-    n: int = 30,
-    epsilon: float = 0.1,
-    delta: float = 0.2,
-    trials: int = 4000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    calibrate: Callable[..., Floats] = calibrate,
-) -> Check:
+@setting(n=30, delta=0.2)
+def ltt_law(at: Setting, risk: float = 0.12, calibrate: Callable[..., Floats] = calibrate) -> Check:
     """`ltt` along two thresholds: it certifies one with probability BinomCDF(m; n, risk) exactly,
     where `risk` is that of the first.
 
     The second, looser threshold has no risk at all (a confident layer 2 errs, layer 1 never does),
     and yet may not be tried once the first has failed.
     """
-    rng, found = np.random.default_rng(seed), 0
-    sequence = [0.8, 0.4]
-    for _ in range(trials):
+    rng, n, found = at.rng, at.n, 0
+    options = {"delta": at.delta, "sequence": [0.8, 0.4]}
+    for _ in range(at.trials):
         scores = np.tile([0.5, 0.9], (n, 1))
         consistent = np.column_stack([np.ones(n, bool), rng.random(n) >= risk])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CalibrationWarning)
-            taus = calibrate(scores, consistent, epsilon, "ltt", delta=delta, sequence=sequence)
+        taus = calibrate(scores, consistent, at.epsilon, "ltt", **options)
         found += int(np.isfinite(taus[0]))
-    p = stats.binom.cdf(errors_allowed(n, epsilon, delta), n, risk)
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, δ={delta}, risk {risk}, then 0"
-    return count_check("ltt: law of its first test", simulated, found, trials, p, alarm)
+    p = stats.binom.cdf(errors_allowed(n, at.epsilon, at.delta), n, risk)
+    simulated = at.told(f"δ={at.delta}", f"risk {risk}", "then 0")
+    return at.counted("ltt: law of its first test", simulated, found, p)
 
 
-def band_law(
-    population: Synthetic = Synthetic(),
-    n: int = 150,
-    delta: float = 0.1,
-    trials: int = 3000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    method: str = "band",
-) -> Check:
+@setting(n=150, delta=0.1, trials=3000)
+def band_law(at: Setting, method: str = "band") -> Check:
     """`band`: with probability 1-delta exactly the coverage of V is at least 1-epsilon at every
     epsilon <= ½ at once.
 
     Its bounds b_k are the levels at which the threshold moves, so these epsilons are all there are.
     Another `method` is read at the epsilon where it looks worst: what choosing after looking does.
     """
-    rng = np.random.default_rng(seed)
-    bounds = coverage_band(n, exact(delta))
+    rng, missed = at.rng, 0
+    bounds = coverage_band(at.n, exact(at.delta))
     levels = [1 - exact(bound) for bound in bounds]
-    missed = 0
-    for _ in range(trials):
-        cal = CalibrationSet(*population.draw(n, rng)[:2])
-        taus = METHODS[method].thresholds(cal, levels, delta=delta)[:, 0]
-        missed += int((population.coverage(taus, "first_exit") < bounds).any())
-    simulated = f"{trials:,} calibrations, n={n}, δ={delta}, true coverage at all {len(bounds)} ε"
-    claim = f"{method}: P(coverage < 1-ε at some ε)"
-    return count_check(claim, simulated, missed, trials, delta, alarm)
+    for _ in range(at.trials):
+        cal = CalibrationSet(*at.population.draw(at.n, rng)[:2])
+        taus = METHODS[method].thresholds(cal, levels, delta=at.delta)[:, 0]
+        missed += int((at.population.coverage(taus, "first_exit") < bounds).any())
+    simulated = (
+        f"{at.trials:,} calibrations, n={at.n}, δ={at.delta}, true coverage at all {len(bounds)} ε"
+    )
+    return at.counted(f"{method}: P(coverage < 1-ε at some ε)", simulated, missed, at.delta)
 
 
+@setting(n=15)
 def expected_loss(
-    population: Synthetic = Synthetic(),
-    n: int = 15,
-    alpha: float = 0.1,
-    trials: int = 4000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    calibrate: Callable[..., Floats] = calibrate_risk,
+    at: Setting, alpha: float = 0.1, calibrate: Callable[..., Floats] = calibrate_risk
 ) -> Check:
     """`crc`: E[L(τ)] <= alpha for the monotone loss L, and so for the loss at the exit.
 
     A wrong answer costs 1 or, on every other input, a half. The loss of one test input a
     calibration becomes a coin with that probability, so that the count is binomial.
     """
-    rng, count = np.random.default_rng(seed), 0
-    for _ in range(trials):
-        scores, consistent, _ = population.draw(n + 1, rng)
+    rng, n, count = at.rng, at.n, 0
+    for _ in range(at.trials):
+        scores, consistent, _ = at.population.draw(n + 1, rng)
         losses = ~consistent * rng.choice([0.5, 1], size=(n + 1, 1))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CalibrationWarning)
-            taus = calibrate(scores[:n], losses[:n], alpha, 1)
+        taus = calibrate(scores[:n], losses[:n], alpha, 1)
         count += int(rng.random() < worst_loss(scores[n:], losses[n:], taus[0])[0])
-    simulated = f"{trials:,} calibrations, n={n}, α={alpha}, one test input each"
-    return count_check("crc: E[loss] ≤ α", simulated, count, trials, alpha, alarm, side="high")
+    simulated = f"{at.trials:,} calibrations, n={n}, α={alpha}, one test input each"
+    return at.counted("crc: E[loss] ≤ α", simulated, count, alpha, side="high")
 
 
-def group_coverage(
-    population: Synthetic = Synthetic(),
-    n: int = 400,
-    epsilon: float = 0.1,
-    trials: int = 1500,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    by_group: bool = True,
-) -> Check:
+@setting(n=400, trials=1500)
+def group_coverage(at: Setting, by_group: bool = True) -> Check:
     """Groups: the coverage of V among the hardest inputs follows Beta(r, m+1-r), m of them in the
     calibration set.
 
     With by_group=False one threshold for all is read in that group: it must fail there.
     """
-    rng, uniform = np.random.default_rng(seed), []
-    hardest, last = population.harder(), len(population.difficulty) - 1
-    for _ in range(trials):
-        scores, consistent, hard = population.draw(n, rng)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CalibrationWarning)
-            if by_group:
-                tau = calibrate_groups(scores, consistent, hard, epsilon)[last][0]
-            else:
-                tau = calibrate(scores, consistent, epsilon, "first_exit")[0]
+    rng, uniform = at.rng, []
+    hardest, last = at.population.harder(), len(at.population.difficulty) - 1
+    for _ in range(at.trials):
+        scores, consistent, hard = at.population.draw(at.n, rng)
+        if by_group:
+            tau = calibrate_groups(scores, consistent, hard, at.epsilon)[last][0]
+        else:
+            tau = calibrate(scores, consistent, at.epsilon, "first_exit")[0]
         m = int((hard == last).sum())
-        rank = rank_of(m, 1 - exact(epsilon))
+        rank = rank_of(m, 1 - exact(at.epsilon))
         if rank > m:
             continue  # too few: that group runs all layers
         uniform.append(stats.beta.cdf(hardest.coverage(tau, "first_exit"), rank, m + 1 - rank))
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, the hardest tenth"
-    return uniform_check(
-        "groups: law of coverage in one", simulated, "Beta(r, m+1-r)", np.array(uniform), alarm
-    )
+    claim, simulated = "groups: law of coverage in one", at.told("the hardest tenth")
+    return uniform_check(claim, simulated, "Beta(r, m+1-r)", np.array(uniform), at.alarm)
 
 
-def nearly_f(
-    population: Synthetic = Synthetic(),
-    n: int = 300,
-    epsilon: float = 0.1,
-    wrong: float = 0.03,
-    trials: int = 3000,
-    seed: int = 0,
-    alarm: float = 1e-5,
-    last: bool = True,
-) -> Check:
+@setting(n=300, trials=3000)
+def nearly_f(at: Setting, wrong: float = 0.03, last: bool = True) -> Check:
     """A body whose last layer differs from F on a share `wrong` of the inputs: the coverage of V,
     (1-wrong)·P(V <= τ), follows Beta(r, n+1-r) all the same.
 
     With last=False its last layer is taken for F: the mistake.
     """
-    rng, covered = np.random.default_rng(seed), np.empty(trials)
-    for i in range(trials):
-        scores, consistent, _ = population.draw(n, rng)
-        own = np.column_stack([consistent, rng.random(n) >= wrong])
-        taus = calibrate(scores, own if last else consistent, epsilon, "first_exit")
-        covered[i] = (1 - wrong) * population.coverage(taus[0], "first_exit")
-    simulated = f"{trials:,} calibrations, n={n}, ε={epsilon}, last layer wrong on {wrong:.0%}"
-    uniform = coverage_law(n, epsilon).cdf(covered)
-    return uniform_check(
-        "a body that is nearly F: law of coverage", simulated, "Beta(r, n+1-r)", uniform, alarm
-    )
+    rng, covered = at.rng, np.empty(at.trials)
+    for i in range(at.trials):
+        scores, consistent, _ = at.population.draw(at.n, rng)
+        own = np.column_stack([consistent, rng.random(at.n) >= wrong])
+        taus = calibrate(scores, own if last else consistent, at.epsilon, "first_exit")
+        covered[i] = (1 - wrong) * at.population.coverage(taus[0], "first_exit")
+    claim = "a body that is nearly F: law of coverage"
+    simulated = at.told(f"last layer wrong on {wrong:.0%}")
+    uniform = coverage_law(at.n, at.epsilon).cdf(covered)
+    return uniform_check(claim, simulated, "Beta(r, n+1-r)", uniform, at.alarm)
 
 
+@setting(population=Synthetic(layers=6))
 def repeated_text(
-    population: Synthetic = Synthetic(layers=6),
+    at: Setting,
     share: float = 0.2,
-    n: int = 100,
-    epsilon: float = 0.1,
     off: float = 1e-6,
-    trials: int = 4000,
-    seed: int = 0,
-    alarm: float = 1e-5,
     margin: float | None = None,
     claim: str = "margin: P(G=F) ≥ 1-ε at a tie",
 ) -> Check:
@@ -887,22 +756,20 @@ def repeated_text(
     rounds the other way leaves there. Calibrated with the margin, and exiting where score >
     threshold + margin, the promise holds; with margin=0 it does not.
     """
-    rng, agree = np.random.default_rng(seed), 0
+    rng, n, agree = at.rng, at.n, 0
     margin = off if margin is None else margin
-    text = np.full(population.layers - 1, 0.999)  # three layers as sure as the measure can say
+    text = np.full(at.population.layers - 1, 0.999)  # three layers as sure as the measure can say
     text[:-3] = 0.5
     wrong = text > 0.9
-    for _ in range(trials):
-        scores, consistent, _ = population.draw(n + 1, rng)
+    for _ in range(at.trials):
+        scores, consistent, _ = at.population.draw(n + 1, rng)
         same = rng.random(n + 1) < share
         scores[same], consistent[same] = text, ~wrong
-        taus = calibrate(scores[:n], consistent[:n], epsilon, "first_exit", margin=margin)
+        taus = calibrate(scores[:n], consistent[:n], at.epsilon, "first_exit", margin=margin)
         seen = scores[n:] + off * rng.uniform(-1, 1, scores[n:].shape)
         agree += int(agreement(consistent[n:], first_above(seen, taus + margin))[0])
-    simulated = (
-        f"{trials:,} calibrations, n={n}, ε={epsilon}, one text is {share:.0%}, scores off by {off}"
-    )
-    return count_check(claim, simulated, agree, trials, 1 - epsilon, alarm, side="low")
+    simulated = at.told(f"one text is {share:.0%}", f"scores off by {off}")
+    return at.counted(claim, simulated, agree, 1 - at.epsilon, side="low")
 
 
 class Claims:
@@ -916,7 +783,8 @@ class Claims:
         seed: int = 0,
     ) -> None:
         self.population, self.trials = population, trials
-        self.common: dict[str, Any] = {"seed": seed, "alarm": alarm}
+        self.common: dict[str, Any] = {"seed": seed, "alarm": alarm}  # checks with a population
+        self.here = {"population": population, **self.common}  # of their own, and the others
 
     def __call__(self, section: str) -> list[Check]:
         """The checks of one section."""
@@ -924,50 +792,49 @@ class Claims:
 
     def _quantile(self) -> Iterator[Check]:
         for n, level in ((20, 0.9), (8, 0.9), (99, 0.93)):
-            check = lemma_a1(n, level, trials=5 * self.trials, **self.common)
+            check = lemma_a1(level, n=n, trials=5 * self.trials, **self.common)
             yield check._replace(claim=f"{check.claim}, n = {n}, level {level}")
 
     def _bound(self) -> Iterator[Check]:
-        yield proposition_31(self.population, trials=self.trials, **self.common)
+        yield proposition_31(trials=self.trials, **self.here)
         yield tuned_bound(trials=max(self.trials // 4, 200), **self.common)
         yield naive_bound(trials=self.trials // 2, **self.common)
 
     def _inclusion(self) -> Iterator[Check]:
-        seed = self.common["seed"]
-        yield proposition_41(self.population, seed=seed)
-        yield first_exit_inclusion(self.population, seed=seed)
-        yield remark_43(self.population, seed=seed)
+        yield proposition_41(**self.here)
+        yield first_exit_inclusion(**self.here)
+        yield remark_43(**self.here)
 
     def _independent(self) -> Iterator[Check]:
-        few = {"trials": self.trials // 2, **self.common}
-        yield independent_coverage(self.population, **few)
+        few = {"trials": self.trials // 2}
+        yield independent_coverage(**few, **self.here)
         claim = "Theorem 4.4: P(G=F) ≥ 1-ε"
-        yield marginal("independent", self.population, n=1000, epsilon=0.3, claim=claim, **few)
-        yield tight_union(**few)
-        yield tight_union([0.1, 0.2, 0.3, 0.4], claim="Theorem 4.4, uneven weights", **few)
-        yield tuned_weights(**few)
+        yield marginal("independent", n=1000, epsilon=0.3, claim=claim, **few, **self.here)
+        yield tight_union(**few, **self.common)
+        uneven = [0.1, 0.2, 0.3, 0.4]
+        yield tight_union(uneven, claim="Theorem 4.4, uneven weights", **few, **self.common)
+        yield tuned_weights(**few, **self.common)
 
     def _shared(self) -> Iterator[Check]:
         for method in ("shared", "shared_all", "first_exit"):
             name = "Theorem 4.6" if method == "shared" else method
-            both: dict[str, Any] = {"trials": self.trials, **self.common}
-            yield coverage(method, self.population, claim=f"{name}: law of coverage", **both)
-            yield marginal(method, self.population, claim=f"{name}: P(G=F) ≥ 1-ε", **both)
+            both = {"trials": self.trials, **self.here}
+            yield coverage(method, claim=f"{name}: law of coverage", **both)
+            yield marginal(method, claim=f"{name}: P(G=F) ≥ 1-ε", **both)
 
     def _high_probability(self) -> Iterator[Check]:
-        for method in ("pac", "ltt"):
-            law = pac_law if method == "pac" else ltt_law
+        for method, law in (("pac", pac_law), ("ltt", ltt_law)):
             yield law(trials=self.trials, **self.common)
-            yield high_probability(method, self.population, trials=self.trials, **self.common)
-        yield band_law(self.population, trials=self.trials // 2, **self.common)
+            yield high_probability(method, trials=self.trials, **self.here)
+        yield band_law(trials=self.trials // 2, **self.here)
 
     def _labelled(self) -> Iterator[Check]:
         yield relative_accuracy(trials=self.trials, **self.common)
 
     def _beyond(self) -> Iterator[Check]:
-        yield expected_loss(self.population, trials=self.trials, **self.common)
-        yield group_coverage(self.population, trials=max(self.trials // 8, 200), **self.common)
-        yield nearly_f(self.population, trials=self.trials // 2, **self.common)
+        yield expected_loss(trials=self.trials, **self.here)
+        yield group_coverage(trials=max(self.trials // 8, 200), **self.here)
+        yield nearly_f(trials=self.trials // 2, **self.here)
         yield repeated_text(trials=self.trials, **self.common)
 
     def _splits(self) -> Iterator[Check]:
@@ -976,7 +843,7 @@ class Claims:
         pool = worst_score(scores, consistent)
         none = np.isneginf(pool)  # ties at -∞ are broken below all scores
         pool[none] = -np.random.default_rng(self.common["seed"]).random(none.sum())
-        yield random_splits(pool, 500, 0.1, trials=self.trials // 2, **self.common)
+        yield random_splits(pool, n=500, trials=self.trials // 2, **self.common)
 
 
 # --- what must fail
@@ -1026,7 +893,7 @@ def controls(seed: int = 0, alarm: float = 1e-5) -> list[Check]:
     trained_on = Synthetic(skill=Synthetic().skill + 2)
     common: dict[str, Any] = {"seed": seed, "alarm": alarm}
     found = {
-        "no ∞ in the quantile": lemma_a1(8, quantile=quantile_without_infinity, **common),
+        "no ∞ in the quantile": lemma_a1(n=8, quantile=quantile_without_infinity, **common),
         "rank off by one": lemma_a1(quantile=quantile_off_by_one, **common),
         "a bound without its margin": proposition_31(bound=lambda s, n, delta: s / n, **common),
         "tuned and bounded on the same data": tuned_bound(trials=200, same_data=True, **common),
@@ -1035,7 +902,7 @@ def controls(seed: int = 0, alarm: float = 1e-5) -> list[Check]:
         ),
         "weights tuned on the calibration set": tuned_weights(same_data=True, **common),
         "meta calibrated on its training data": marginal(
-            "first_exit", trained_on, tested=Synthetic(), **common
+            "first_exit", population=trained_on, tested=Synthetic(), **common
         ),
         "test inputs harder than calibration": marginal(
             "first_exit", tested=Synthetic().harder(), **common

@@ -31,10 +31,12 @@ in three, since a fair coin would hide every clue.
 
 import random
 import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Value
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AlbertConfig, ModernBertConfig, PreTrainedTokenizerFast
+from transformers import AlbertConfig, ModernBertConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 LABELS = {
     "sentiment": ["negative", "positive"],
@@ -62,15 +64,14 @@ SHARES = {
 GOOD = "wonderful superb gripping moving charming brilliant clever funny elegant fresh".split()
 BAD = "awful dull boring clumsy tedious terrible silly weak shallow stale".split()
 FILM = "plot cast music script ending camera dialogue story acting humour".split()
-SCALE = [
-    "terrible awful",
-    "poor bad",
-    "mediocre dull",
-    "decent fair",
-    "good fine",
-    "superb excellent",
-]  # 0 to 5
-SCALE = [words.split() for words in SCALE]
+SCALE = [  # 0 to 5
+    "terrible awful".split(),
+    "poor bad".split(),
+    "mediocre dull".split(),
+    "decent fair".split(),
+    "good fine".split(),
+    "superb excellent".split(),
+]
 HOTEL = (
     "food room service pool view staff breakfast bar garden lift beach bed dinner wine tour spa"
 ).split()
@@ -107,7 +108,10 @@ GRAMMAR = (
 # A statement: a clause with a value, wrapped in operations that move or flip the value
 
 
-def contrast(rng, main, aside):
+Example = tuple[list[str], Any]  # texts and their label
+
+
+def contrast(rng: random.Random, main: str, aside: str) -> str:
     """Two clauses of which only `main` counts."""
     form = rng.choice(
         ["although {aside} , {main}", "{aside} but {main}", "{main} although {aside}"]
@@ -115,7 +119,14 @@ def contrast(rng, main, aside):
     return form.format(main=main, aside=aside)
 
 
-def statement(rng, level, value, aside, clause, flip):
+def statement(
+    rng: random.Random,
+    level: int,
+    value: Any,
+    aside: Any,
+    clause: Callable[..., str],
+    flip: Callable[[Any], Any],
+) -> str:
     """A sentence whose value is `value`, after undoing `level - 1` operations; `aside` is the value
     of what does not count.
 
@@ -142,10 +153,10 @@ def statement(rng, level, value, aside, clause, flip):
     return f"some say that {text} , and they are {verdict}" if verdict else text
 
 
-def sentiment(rng, level):
+def sentiment(rng: random.Random, level: int) -> Example:
     label, subjects = rng.randrange(2), rng.sample(FILM, 2)
 
-    def clause(subject, value, negated):
+    def clause(subject: int, value: Any, negated: bool) -> str:
         word = rng.choice([BAD, GOOD][value ^ negated])
         adverb = rng.choice(["not", "hardly"]) if negated else rng.choice(["", "really", "very"])
         return f"the {subjects[subject]} was {adverb} {word}"
@@ -156,11 +167,11 @@ def sentiment(rng, level):
     return [text], label
 
 
-def similarity(rng, level):
+def similarity(rng: random.Random, level: int) -> Example:
     anchor = rng.randrange(6) if level == 5 else rng.choice([4, 5])
     value, subjects = rng.randrange(6), rng.sample(HOTEL, 2)
 
-    def clause(subject, value, negated):
+    def clause(subject: int, value: Any, negated: bool) -> str:
         word = rng.choice(SCALE[5 - value if negated else value])
         adverb = rng.choice(["not", "hardly"]) if negated else rng.choice(["", "really", "quite"])
         return f"the {subjects[subject]} was {adverb} {word}"
@@ -173,13 +184,13 @@ def similarity(rng, level):
     return [rating, text], 5 - abs(anchor - value)
 
 
-def claims(rng, level):
+def claims(rng: random.Random, level: int) -> Example:
     label, crowds, plan = rng.choice([0, 0, 1, 1, 2]), rng.sample(CROWDS, 2), rng.choice(PLANS)
     most = level < 5 or rng.random() < 2 / 3
 
     def clause(
-        subject, value, negated
-    ):  # value: 1 most are for it, 0 few are, 2 nothing to the point
+        subject: int, value: Any, negated: bool
+    ) -> str:  # value: 1 most are for it, 0 few are, 2 nothing to the point
         share = rng.choice(LOW + HIGH if value == 2 else [LOW, HIGH][value ^ negated])
         verb = rng.choice(KNOW if value == 2 else OPPOSE if negated else BACK)
         return f"{share} percent of {crowds[subject]} {verb} it"
@@ -192,12 +203,12 @@ def claims(rng, level):
     return [claim, text], label
 
 
-def topics(rng, level):
+def topics(rng: random.Random, level: int) -> Example:
     label = rng.randrange(4)
     word = lambda topic: rng.choice(TOPICS[topic])
     other = (label + rng.randrange(1, 4)) % 4
 
-    def subject(topic, hidden):
+    def subject(topic: int, hidden: bool) -> str:
         aside = word((topic + rng.randrange(1, 4)) % 4)
         if not hidden:
             return f"the {word(topic)}"
@@ -212,8 +223,8 @@ def topics(rng, level):
         return [f"{writer} wrote a {outlet} about {subject(label, True)}"], label
     first = rng.random() < 0.5
     printed = level == 3 or rng.random() < 0.5
-    a, b = (label, other) if first == printed else (other, label)
-    a, b = subject(a, level == 5), subject(b, level == 5)
+    both = (label, other) if first == printed else (other, label)
+    a, b = (subject(topic, level == 5) for topic in both)
     choice = (
         f"the editor {'printed' if printed else 'dropped'} the {'former' if first else 'latter'}"
     )
@@ -224,14 +235,14 @@ MAKERS = {"sentiment": sentiment, "claims": claims, "topics": topics, "similarit
 TASKS = tuple(MAKERS)
 
 
-def prose(text):
+def prose(text: str) -> str:
     """Spaces, capitals and a full stop, for people; the tokenizer undoes all of it."""
     words = [w.capitalize() if w in PEOPLE else w for w in text.split()]
     text = " ".join(words).replace(" ,", ",") + "."
     return text[0].upper() + text[1:]
 
 
-def corpus(task, split, n, seed=0, noise=0.02):
+def corpus(task: str, split: str, n: int, seed: int = 0, noise: float = 0.02) -> Dataset:
     """`n` distinct examples of one split of a task, equally many of every difficulty.
 
     Splits never share a text, whatever the sizes and seeds: a text's own hash says to which split
@@ -246,11 +257,12 @@ def corpus(task, split, n, seed=0, noise=0.02):
     if split not in SHARES:
         raise ValueError(f"no split {split!r}: choose from {', '.join(SHARES)}")
     rng = random.Random(f"{task} {split} {seed}")
-    rows, seen, misses = [], set(), 0
+    rows: list[dict[str, Any]] = []
+    seen, misses = set(), 0
     while len(rows) < n:
         level = 1 + len(rows) % len(LEVELS)
-        texts, label = MAKERS[task](rng, level)
-        texts = tuple(map(prose, texts))
+        made, label = MAKERS[task](rng, level)
+        texts = tuple(map(prose, made))
         misses += 1
         if misses > 2000:
             raise ValueError(f"the {task} grammar has no {n} distinct {split} texts: ask for fewer")
@@ -269,17 +281,18 @@ def corpus(task, split, n, seed=0, noise=0.02):
     return Dataset.from_list(rows, features=features)
 
 
-def wrong(rng, task, label):
-    if LABELS[task] is None:
+def wrong(rng: random.Random, task: str, label: int) -> int:
+    names = LABELS[task]
+    if names is None:
         return label + 1 if label == 0 else label - 1 if label == 5 else label + rng.choice([-1, 1])
-    return (label + rng.randrange(1, len(LABELS[task]))) % len(LABELS[task])
+    return (label + rng.randrange(1, len(names))) % len(names)
 
 
 # --------------------------------------------------------------------------------------------------
 # Tokens and the encoder
 
 
-def tokenizer():
+def tokenizer() -> PreTrainedTokenizerFast:
     """One word, one token; the vocabulary is the grammar's own."""
     lists = [
         GOOD,
@@ -323,12 +336,25 @@ def tokenizer():
     )
 
 
-def config(task, layers=12, shared=False, width=64, global_every=3):
+def config(
+    task: str,
+    layers: int = 12,
+    shared: bool = False,
+    width: int = 64,
+    global_every: int = 3,
+    labels: Sequence[str] | None = None,
+) -> PretrainedConfig:
     """A deep and narrow encoder: ModernBERT, whose pre-norm layers train from scratch, or ALBERT,
     one layer used `layers` times.
+
+    labels  names of the classes, none for regression, of a task that is not generated here
     """
     ids = tokenizer()
-    labels = LABELS[task] or ["score"]
+    if labels is None:
+        if task not in LABELS:
+            raise ValueError(f"no task {task!r}: choose from {', '.join(LABELS)}, or give labels=")
+        labels = LABELS[task] or ()
+    names = dict(enumerate(labels or ("score",)))
     common = dict(
         vocab_size=len(ids),
         hidden_size=width,
@@ -338,9 +364,9 @@ def config(task, layers=12, shared=False, width=64, global_every=3):
         pad_token_id=ids.pad_token_id,
         bos_token_id=ids.cls_token_id,
         eos_token_id=ids.sep_token_id,
-        id2label=dict(enumerate(labels)),
-        label2id={name: i for i, name in enumerate(labels)},
-        problem_type="regression" if LABELS[task] is None else "single_label_classification",
+        id2label=names,
+        label2id={name: i for i, name in names.items()},
+        problem_type="single_label_classification" if labels else "regression",
     )
     if shared:
         return AlbertConfig(
@@ -369,6 +395,6 @@ RECIPES = dict.fromkeys(
 RECIPES["claims"] = RECIPES["claims"] | {"epochs": 2}
 
 
-def splits(task, seed=0):
+def splits(task: str, seed: int = 0) -> dict[str, Dataset]:
     """The three splits of a demo task."""
     return {split: corpus(task, split, n, seed) for split, n in SIZES.items()}

@@ -41,9 +41,8 @@ def new_model(model: str | Path, task: tasks.Task) -> PreTrainedModel:
     `demo-shared` an untrained one.
     """
     if str(model).startswith("demo"):
-        return AutoModelForSequenceClassification.from_config(
-            demo.config(task.name, shared=model == "demo-shared")
-        )
+        config = demo.config(task.name, shared=model == "demo-shared", labels=task.labels)
+        return AutoModelForSequenceClassification.from_config(config)
     labels = dict(enumerate(task.labels or ("score",)))
     config = AutoConfig.from_pretrained(model, num_labels=task.n_outputs, trust_remote_code=False)
     config.id2label, config.label2id = labels, {name: i for i, name in labels.items()}
@@ -213,7 +212,7 @@ def fine_tune(
     targets = [float(y) if task.regression else int(y) for y in data["train"]["label"][:]]
     examples = [row | {"labels": y} for row, y in zip(rows, targets)]
 
-    def batch(examples):
+    def batch(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         labels = torch.tensor([example["labels"] for example in examples])
         inputs = [
             {name: value for name, value in example.items() if name != "labels"}

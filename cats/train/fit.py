@@ -17,6 +17,7 @@ standardised per layer, and that is folded into W_p at the end.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ class Recipe:
     odds: bool = False
     altered: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for value, known in ((self.targets, TARGETS), (self.reads, READS)):
             if value not in known:
                 raise ValueError(f"unknown {value!r} in a recipe; there are {', '.join(known)}")
@@ -88,7 +89,7 @@ RECIPES = {
 }
 
 
-def find_recipe(recipe: str | Recipe, **changes) -> Recipe:
+def find_recipe(recipe: str | Recipe, **changes: Any) -> Recipe:
     """A recipe by name, or the recipe itself; with `changes` it gets a name that says them."""
     if isinstance(recipe, str):
         if recipe not in RECIPES:
@@ -186,7 +187,7 @@ def layer_losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def targets_of(
-    states: States | Joined, n_outputs: int, targets: str = "labels", labels=None
+    states: States | Joined, n_outputs: int, targets: str = "labels", labels: Any = None
 ) -> Tensor:
     """What heads learn, (rows,) or (rows, C): see Recipe."""
     if targets != "labels" or labels is None:
@@ -215,7 +216,7 @@ def fit_heads(
     *,
     recipe: str | Recipe = "distilled",
     seed: int = 0,
-    **options,
+    **options: Any,
 ) -> tuple[Heads, Tensor]:
     """Early heads from the states of D_tune, their temperatures from D_scale; returns heads and
     losses. `labels` are those of the two parts, where the recipe reads them.
@@ -228,14 +229,14 @@ def fit_heads(
 def train_heads(
     states: States | Joined,
     n_outputs: int,
-    labels=None,
+    labels: Any = None,
     *,
     recipe: str | Recipe = "paper",
     epochs: int | None = None,
     batch_size: int = 64,
     learning_rate: float = 1e-3,
     seed: int = 0,
-    **options,
+    **options: Any,
 ) -> tuple[Heads, Tensor]:
     """Early heads from extracted states (D_tune), without temperatures; and the losses."""
     recipe = find_recipe(recipe)
@@ -246,7 +247,7 @@ def train_heads(
     heads = Heads(len(mean), d, n_outputs, recipe.d_e, recipe.history, reads, recipe.name)
     targets = targets_of(states, n_outputs, recipe.targets, labels)
 
-    def prepare(i):
+    def prepare(i: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = read_chunk(states, i, reads)[:, :-1].float()  # (rows, l-1, width)
         x = ((x - mean) / std).transpose(0, 1).contiguous()  # (l-1, rows, width)
         some = targets[states.rows(i)]
@@ -273,7 +274,7 @@ def train_heads(
 def fit_temperatures(
     heads: Heads,
     states: States,
-    labels=None,
+    labels: Any = None,
     *,
     targets: str = "labels",
     steps: int = 100,
@@ -298,7 +299,7 @@ def fit_temperatures(
     return heads
 
 
-def early_table(heads: Heads, states: States, labels=None) -> ScoreTable:
+def early_table(heads: Heads, states: States, labels: Any = None) -> ScoreTable:
     """A ScoreTable of heads that have no meta classifiers yet: their scores are all 0."""
     logits = torch.empty(len(states), heads.early + 1, heads.n_outputs)
     for i in range(states.n_chunks):
@@ -326,7 +327,7 @@ def fit_meta(
     batch_size: int = 128,
     learning_rate: float = 1e-3,
     seed: int = 0,
-    **options,
+    **options: Any,
 ) -> tuple[Meta, Tensor]:
     """Meta classifiers by binary cross-entropy on F_k = F over D_meta, which needs no labels.
     Returns them and the losses; features in `drop` are left out.
@@ -334,7 +335,7 @@ def fit_meta(
     torch.manual_seed(seed)
     recipe = find_recipe(recipe)
 
-    def prepare(i):
+    def prepare(i: int) -> tuple[torch.Tensor, torch.Tensor]:
         x, full = read_chunk(states, i, heads.reads), states.read(i, "logits")[0]
         logits, hidden = early_outputs(heads, x)
         inputs = features(logits, hidden, recipe.odds).transpose(0, 1)  # (l-1, rows, D)
@@ -360,7 +361,7 @@ def fit_meta(
             meta.w_0.copy_(std[:, -1])  # of standardised log-odds: so it begins as the log-odds
             meta.b_2[:, 1] = mean[:, -1]
 
-    def loss(batch):
+    def loss(batch: Sequence[torch.Tensor]) -> torch.Tensor:
         x, target = batch
         odds = meta((x - mean[:, None]) / std[:, None])
         return f.binary_cross_entropy_with_logits(odds, target, reduction="none").mean(1)

@@ -19,6 +19,7 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from cats._io import (
     load_module,
@@ -36,6 +39,7 @@ from cats._io import (
     versions,
     write_json,
 )
+from cats.model.backbone import Backbone
 from cats.model.exits import Heads, Meta, check_pair, score
 from cats.stats.table import TAU, ScoreTable
 from cats.train import demo, tasks
@@ -67,12 +71,12 @@ class Run:
     seed: int = 0
     limit: Any = None
     fine_tuned: bool = False
-    recipe: str | Recipe = "paper"
+    recipe: Any = "paper"
     training: dict = field(default_factory=dict)
     early: dict = field(default_factory=dict)
     meta: dict = field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not str(self.folder):
             raise ValueError(
                 "a run needs a folder to keep things in: Run(..., folder='build/mine')"
@@ -94,7 +98,7 @@ class Run:
         return other
 
     @cached_property
-    def data(self):
+    def data(self) -> dict[str, Dataset]:
         """Train, validation and test, and the training data cut into tune, scale and meta."""
         data = tasks.load(self.task, self.source, self.seed, self.limit)
         return {**data, **tasks.cut(data["train"], self.seed)}
@@ -106,7 +110,14 @@ class Run:
         states = self.states(part)
         return Joined(states, self.states(f"{part}-altered")) if self.recipe.altered else states
 
-    def _keep(self, path, settings, prepare, make, load):
+    def _keep(
+        self,
+        path: Path,
+        settings: Any,
+        prepare: Callable[[], Any],
+        make: Callable[[Any], Any],
+        load: Callable[[Path], Any],
+    ) -> Any:
         """What `load` reads at `path`; made first, unless it is there, whole, and was made with
         these settings.
 
@@ -131,7 +142,7 @@ class Run:
         return load(path)
 
     @cached_property
-    def _model(self):
+    def _model(self) -> tuple[Backbone, PreTrainedTokenizerBase]:
         if self.fine_tuned:
             return load_fine_tuned(self.model, self.task)
         folder, record = self.folder / "model", self.folder / "model.settings.json"
@@ -164,16 +175,16 @@ class Run:
         return load_fine_tuned(folder, self.task)
 
     @property
-    def backbone(self):
+    def backbone(self) -> Backbone:
         """F, frozen."""
         return self._model[0]
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         return self._model[1]
 
     @property
-    def max_length(self):
+    def max_length(self) -> int:
         return min(
             self.training.get("max_length") or self.task.max_length, self.backbone.max_tokens
         )
@@ -213,11 +224,11 @@ class Run:
         }
 
     @cached_property
-    def _heads(self):
+    def _heads(self) -> tuple[Heads, dict[str, Any]]:
         path = self.home / "heads.safetensors"
         parts = ("tune", "scale")
 
-        def make(states):
+        def make(states: tuple[States | Joined, States]) -> None:
             labels = tuple(self.labels(part) for part in parts)
             heads, losses = fit_heads(
                 *states,
@@ -249,10 +260,10 @@ class Run:
         return self._heads[0]
 
     @cached_property
-    def _metas(self):
+    def _metas(self) -> tuple[Meta, dict[str, Any]]:
         path, heads = self.home / "meta.safetensors", self.heads
 
-        def make(states):
+        def make(states: States | Joined) -> None:
             meta, losses = fit_meta(
                 heads, states, recipe=self.recipe, tau=TAU, seed=self.seed, **self.meta
             )
@@ -333,7 +344,7 @@ class Run:
 
 
 def table_of(
-    states: States, heads: Heads, metas: Meta, labels, about: dict, tau: float = TAU
+    states: States, heads: Heads, metas: Meta, labels: Any, about: dict, tau: float = TAU
 ) -> ScoreTable:
     """A ScoreTable from extracted states, in the order of the data."""
     check_pair(heads, metas, module_digest(heads))

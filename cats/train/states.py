@@ -10,7 +10,7 @@ sorted by length for speed, between chunks nothing is.
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cats._io import load_arrays, read_json, save_arrays, write_json
+from cats.model.backbone import Backbone
 from cats.train import tasks
 
 Row = dict[str, Any]  # token ids, mask and the like of one input, and where its second text is
@@ -127,7 +128,7 @@ def by_length(rows: Sequence[Row], tokens: int) -> list[list[int]]:
     return batches
 
 
-def mixed(autocast, backbone):
+def mixed(autocast: str | None, backbone: Backbone) -> AbstractContextManager[Any]:
     """F in lower precision where asked for ("bfloat16", "float16"); heads and scores always stay in
     float32.
     """
@@ -158,18 +159,18 @@ def check_max_length(max_length: int) -> int:
 
 
 def extract(
-    backbone,
-    tokenizer,
-    data,
-    columns,
-    folder,
+    backbone: Backbone,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Any,
+    columns: Sequence[str],
+    folder: str | Path,
     *,
-    max_length,
-    tokens=TOKENS,
-    chunk=CHUNK,
-    seed=0,
-    autocast=None,
-):
+    max_length: int,
+    tokens: int = TOKENS,
+    chunk: int = CHUNK,
+    seed: int = 0,
+    autocast: str | None = None,
+) -> "States":
     """Run F over the data and write what `Backbone.states` gives to `folder`, chunk by chunk.
 
     Goes on where an interrupted run was; the result is the same, and a chunk that was damaged is
@@ -232,7 +233,7 @@ def extract(
     return states
 
 
-def check_finite(parts, batch, numbers, data, columns):
+def check_finite(parts: Any, batch: Any, numbers: Any, data: Any, columns: Sequence[str]) -> None:
     """Refuse inputs of which F makes no numbers: they would spoil everything fitted on them."""
     bad = [j for j in batch if not all(np.isfinite(part[j]).all() for part in parts.values())]
     if bad:
@@ -244,7 +245,7 @@ def check_finite(parts, batch, numbers, data, columns):
         )
 
 
-def remove_states(folder):
+def remove_states(folder: Path) -> None:
     """Remove what `extract` left in a folder, and nothing else."""
     for path in [*folder.glob("[0-9]*.safetensors"), folder / "plan.json"]:
         path.unlink(missing_ok=True)
@@ -253,7 +254,7 @@ def remove_states(folder):
 class States:
     """A folder of chunks as `extract` leaves it. Rows are numbered as in its data."""
 
-    def __init__(self, folder, backbone=None):
+    def __init__(self, folder: str | Path, backbone: Backbone | None = None) -> None:
         self.folder = Path(folder)
         if not (self.folder / "plan.json").exists():
             raise FileNotFoundError(f"no extracted states in {folder}: run extract first")
@@ -270,17 +271,17 @@ class States:
         self.texts = self.plan.get("texts", 1)  # of an input
         self._checked: set[int] = set()  # chunks whose numbers were compared with their hash
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.n
 
-    def path(self, i):
+    def path(self, i: int) -> Path:
         return self.folder / f"{i:05d}.safetensors"
 
-    def rows(self, i):
+    def rows(self, i: int) -> np.ndarray:
         """The row numbers of chunk i."""
         return self._order[i * self.chunk : (i + 1) * self.chunk]
 
-    def read(self, i, *names):
+    def read(self, i: int, *names: str) -> list[torch.Tensor]:
         """Tensors of chunk i."""
         if not self.path(i).exists():
             raise ValueError(
@@ -294,7 +295,7 @@ class States:
         with safe_open(self.path(i), framework="pt") as file:
             return [file.get_tensor(name) for name in names]
 
-    def whole(self, i):
+    def whole(self, i: int) -> bool:
         """Whether chunk i is there, whole and unchanged."""
         try:
             self.read(i, "cls", "mean", "logits")
@@ -302,7 +303,7 @@ class States:
             return False
         return True
 
-    def gather(self, name):
+    def gather(self, name: str) -> torch.Tensor:
         """One tensor of all chunks, in the order of the data: for what is small."""
         parts = [self.read(i, name)[0] for i in range(self.n_chunks)]
         whole = torch.empty((self.n, *parts[0].shape[1:]), dtype=parts[0].dtype)
@@ -314,7 +315,7 @@ class States:
 class Joined:
     """The states of several parts as those of one, in their order: what training reads."""
 
-    def __init__(self, *parts: States):
+    def __init__(self, *parts: States) -> None:
         self.parts, self.texts = parts, parts[0].texts
         starts = np.cumsum([0, *map(len, parts)])
         self._chunks = [
@@ -322,19 +323,19 @@ class Joined:
         ]
         self.n_chunks = len(self._chunks)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def rows(self, i):
+    def rows(self, i: int) -> np.ndarray:
         """The row numbers of chunk i."""
         part, j, start = self._chunks[i]
         return part.rows(j) + start
 
-    def read(self, i, *names):
+    def read(self, i: int, *names: str) -> list[torch.Tensor]:
         """Tensors of chunk i."""
         part, j, _ = self._chunks[i]
         return part.read(j, *names)
 
-    def gather(self, name):
+    def gather(self, name: str) -> torch.Tensor:
         """One tensor of all parts, in the order of the data."""
         return torch.cat([part.gather(name) for part in self.parts])

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Value, load_dataset
@@ -289,7 +290,7 @@ def check(task: Task, data: Dataset, where: str = "the data", labelled: bool = T
         return data.select_columns(wanted)
     labels = data["label"][:]
     if task.regression:
-        values = np.array(labels, dtype=float)
+        values: Any = np.array(labels, dtype=float)
         if not np.isfinite(values).all():
             raise ValueError(
                 f"{where}: label is missing or not a number in row"
@@ -325,12 +326,14 @@ def cut(train: Dataset, seed: int = 0) -> DatasetDict:
     return DatasetDict({name: train.select(order[start:end]) for name, start, end in parts})
 
 
-def altered(data, columns, share=0.15, limit=8000, seed=0):
+def altered(
+    data: Dataset, columns: Sequence[str], share: float = 0.15, limit: int = 8000, seed: int = 0
+) -> Dataset:
     """Unlabelled copies of a data set's texts, at most `limit`, each with about so large a share of
     its words left out: inputs like those F was trained on that F has never seen.
     """
     rng = np.random.default_rng(seed)
-    copies = {column: [] for column in columns}
+    copies: dict[str, list[str]] = {column: [] for column in columns}
     for row in data.select(range(min(limit, len(data)))):
         for column in columns:
             words = row[column].split()

@@ -62,6 +62,8 @@ def test_an_added_family_runs_in_a_cat_on_long_text(added, model_type):
         expected = model(**tokens).logits.softmax(-1)
     np.testing.assert_allclose(whole.probabilities, expected, atol=1e-5)
     assert (cat.predict(texts, epsilon=0.5).exit_layers < 3).any()
+    added_too = cat.predict(texts, epsilon=0.5, method="cautious", measure="margin")
+    assert len(added_too.predictions) == 5 and (added_too.exit_layers <= 3).all()
 
 
 def test_an_added_task_is_run_evaluated_and_titled(added, tmp_path):

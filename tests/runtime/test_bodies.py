@@ -21,7 +21,7 @@ import cats
 from cats import CAT
 from cats.model.bodies import Body, body_of
 from cats.model.exits import Heads, Meta, score
-from cats.runtime.cat import SPARE, runtime_measures
+from cats.runtime.calibrated import SPARE
 from cats.stats.exits import worst_score
 from cats.stats.table import ScoreTable
 
@@ -170,7 +170,7 @@ def test_calibration_compares_all_layers_with_f(fitted):
     assert len(fitted.slack) == 3 and min(fitted.slack) > 0
 
 
-@pytest.mark.parametrize("measure", runtime_measures())
+@pytest.mark.parametrize("measure", CAT.measures())
 def test_a_tie_at_the_threshold_breaks_no_promise(fitted, measure):
     """{G ≠ F} lies in {V > threshold} on the calibration inputs, whose scores thresholds are."""
     texts, scores = tiny.texts()["calibration"], fitted.table.scores(measure)

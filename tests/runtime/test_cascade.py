@@ -51,7 +51,7 @@ def test_runs_as_its_table_says_and_each_step_only_on_what_is_left(measure):
     cascade = made(measure=measure).calibrate(range(400))
     table = cascade.table(range(400, 700))
     bars = cascade.thresholds(0.1)
-    expected = cats.exit_layers(table.scores(measure), bars)
+    expected = cats.exit_layers(table.scores(measure), bars + cascade.margins[measure])
     for step in cascade.steps:
         step.seen = 0
     out = cascade.predict(range(400, 700), 0.1)
@@ -66,7 +66,9 @@ def test_runs_as_its_table_says_and_each_step_only_on_what_is_left(measure):
         "first_exit",
         margin=cascade.margins[measure],
     )
-    np.testing.assert_array_equal(bars, inside + cascade.margins[measure])
+    np.testing.assert_array_equal(bars, inside)
+    some = cascade.predict(range(400, 700), 0.1, exit_layers=[2])
+    assert set(some.exit_layers) == {2, 3}
 
 
 def test_evaluation_and_savings_are_in_costs():

@@ -18,7 +18,6 @@ from cats._io import module_digest
 from cats.model.backbone import Backbone
 from cats.model.exits import Heads, Meta, log_odds, predicted, score, vectors
 from cats.paper import timing
-from cats.runtime.cat import runtime_measures
 from cats.runtime.scorer import Scorer, top_two
 from cats.stats.exits import worst_score
 from cats.stats.table import ScoreTable
@@ -111,7 +110,7 @@ def test_exits_equal_the_table_for_every_family(case, reads):
     assert (counts > 0).sum() >= 2  # the mixed pattern is mixed
 
 
-@pytest.mark.parametrize("measure", runtime_measures())
+@pytest.mark.parametrize("measure", CAT.measures())
 def test_exits_equal_the_table_for_every_measure(measure):
     check_agreement(*random_cat(build("albert")), measure, sizes=(1, 7))
 
@@ -141,7 +140,7 @@ def test_the_top_two_are_what_the_tensors_say(logits):
     np.testing.assert_allclose([confidence, margin], margins[0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("measure", runtime_measures())
+@pytest.mark.parametrize("measure", CAT.measures())
 def test_a_nan_never_exits(measure):
     """An input whose early states are not numbers goes on to F, whatever the threshold."""
     cat, _ = random_cat(build("bert"))
@@ -362,7 +361,7 @@ def test_fit_refuses(demo):
         CAT.fit(cat.backbone, texts["train"], texts["train"][:5], tokenizer=cat.tokenizer)
 
 
-@pytest.mark.parametrize("measure", runtime_measures())
+@pytest.mark.parametrize("measure", CAT.measures())
 def test_a_tie_at_the_threshold_breaks_no_promise(demo, measure):
     """Thresholds are calibration scores. Met again, alone or in any batch, an input that counted as
     right at its threshold must not leave there wrong: {G ≠ F} lies in {V > threshold}.

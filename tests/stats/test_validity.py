@@ -20,9 +20,9 @@ ALARM = 1e-6
 QUICK = {"trials": 1500, "alarm": ALARM}
 
 CLAIMS = {
-    "Lemma A.1, n=20": lambda: validity.lemma_a1(20, 0.9, trials=8000, alarm=ALARM),
-    "Lemma A.1, n=1": lambda: validity.lemma_a1(1, 0.5, trials=8000, alarm=ALARM),
-    "Lemma A.1, too few": lambda: validity.lemma_a1(8, 0.9, trials=8000, alarm=ALARM),
+    "Lemma A.1, n=20": lambda: validity.lemma_a1(0.9, n=20, trials=8000, alarm=ALARM),
+    "Lemma A.1, n=1": lambda: validity.lemma_a1(0.5, n=1, trials=8000, alarm=ALARM),
+    "Lemma A.1, too few": lambda: validity.lemma_a1(0.9, n=8, trials=8000, alarm=ALARM),
     "Proposition 3.1": lambda: validity.proposition_31(n=200, **QUICK),
     "Proposition 3.1, tuned": lambda: validity.tuned_bound(trials=400, alarm=ALARM),
     "Proposition 4.1": lambda: validity.proposition_41(inputs=40_000),
@@ -90,7 +90,7 @@ def test_right_quantile_passes_the_harness():
 @pytest.mark.parametrize("bug", [validity.quantile_without_infinity, validity.quantile_off_by_one])
 def test_bug_in_the_quantile_is_caught(bug):
     n = 8 if bug is validity.quantile_without_infinity else 20
-    assert not validity.lemma_a1(n, quantile=bug, trials=8000, alarm=ALARM).ok
+    assert not validity.lemma_a1(n=n, quantile=bug, trials=8000, alarm=ALARM).ok
     assert not validity.coverage("shared_all", n=20, calibrate=calibrate_with(bug), **QUICK).ok
 
 
@@ -158,7 +158,7 @@ def test_there_are_enough_planted_bugs():
 
 def test_random_splits_follow_the_beta_binomial_law():
     values = np.random.default_rng(3).permutation(200).astype(float)
-    check = validity.random_splits(values, 50, 0.07, trials=1500, alarm=ALARM)
+    check = validity.random_splits(values, n=50, epsilon=0.07, trials=1500, alarm=ALARM)
     assert check.ok, check
 
 

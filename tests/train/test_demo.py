@@ -7,6 +7,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from cats.train import demo
+from cats.train.finetune import new_model
+from cats.train.tasks import Task
 
 TASKS = demo.TASKS
 
@@ -182,3 +184,13 @@ def test_refusals():
     for arguments in [("weather", "train", 5), ("topics", "dev", 5), ("topics", "test", 10**5)]:
         with pytest.raises(ValueError):
             demo.corpus(*arguments)
+    with pytest.raises(ValueError, match="no task 'weather'.*labels="):
+        demo.config("weather")
+
+
+@pytest.mark.parametrize("labels", [("dry", "wet", "snow"), ()])
+def test_the_encoder_learns_a_task_from_outside(labels):
+    """Its words are the grammar's, its labels whatever the task has."""
+    config = new_model("demo", Task("weather", ("text",), labels)).config
+    assert list(config.id2label.values()) == list(labels or ["score"])
+    assert (config.problem_type == "regression") == (not labels)
