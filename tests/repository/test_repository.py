@@ -100,8 +100,7 @@ def test_every_notebook_is_in_the_batch(profile):
         assert set(run) <= parameter_names(ROOT / "notebooks/05_scores.ipynb")
     assert content["profile"] == profile
     whole = profile in ("demo", "short")  # the others are for training runs
-    left = {"51_cascade"} if profile == "short" else set()  # its F of a few steps says one class
-    assert not whole or set(given) == {path.stem for path in NOTEBOOKS} - left
+    assert not whole or set(given) == {path.stem for path in NOTEBOOKS}
     for name, values in given.items():  # a misspelt parameter would be ignored in silence
         assert set(values or {}) <= parameter_names(ROOT / f"notebooks/{name}.ipynb")
 
