@@ -903,6 +903,7 @@ def found(read: Files) -> Facts:
             for task, rows in by_measure.items()
         },
         small=small.to_dict(),
+        meta=consistency(read),
         features=features(read),
         beyond=beyond(read),
         theorems=theorems(read),
