@@ -496,6 +496,7 @@ function start(data) {
       svg.append(
         write(x, row.at, row.method, {
           style: `fill:${data.methods[row.method]}`,
+          class: "name",
           "font-weight": row.method === state.method ? 700 : 400,
         }),
       );
