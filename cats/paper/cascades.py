@@ -1,7 +1,6 @@
-"""What notebook 51 needs of a cascade: costs of its steps in multiply-adds, its picture, and its
-reading.
-"""
+"""What notebook 51 needs of a cascade: a cheap first step, costs in multiply-adds, its picture."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,23 +9,47 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.stats import betabinom
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 
 from cats.paper import style
-from cats.runtime.cascade import Cascade
-from cats.runtime.inputs import Predictions
-from cats.stats.quantiles import Bools
-from cats.stats.validity import coverage_law
-
-ALARM = 1e-3  # probability of "no" in the reading where the promise is kept
 
 
-def linear_macs(pipeline: Any, texts: Sequence[Any]) -> float:
-    """Multiply-adds of a linear model on TF-IDF features, mean over texts: features that are not
-    zero, times classes.
+class Student:
+    """TF-IDF and logistic regression that learn what F says of some texts, so without labels.
+
+    texts    what F was asked
+    logits   (n, C) what it said; a class it never says gets the probability 0
     """
-    features = pipeline[:-1].transform(texts)
-    return features.nnz / features.shape[0] * len(pipeline[-1].coef_)
+
+    def __init__(self, texts: Sequence[str], logits: np.ndarray) -> None:
+        said = np.argmax(logits, axis=1)
+        self.classes, self.known = np.shape(logits)[1], np.unique(said)
+        self.model = make_pipeline(
+            TfidfVectorizer(ngram_range=(1, 2), min_df=2), LogisticRegression(C=10)
+        )
+        if len(self.known) == 1:
+            warnings.warn(
+                f"F says class {self.known[0]} of all {len(said)} texts: there is nothing to learn"
+                " from it. Train F for longer, or take texts of every class",
+                stacklevel=2,
+            )
+        else:
+            self.model.fit(texts, said)
+
+    def predict_proba(self, texts: Sequence[str]) -> np.ndarray:
+        """(n, C), as scikit-learn's classifiers give them."""
+        found = np.zeros((len(texts), self.classes))
+        found[:, self.known] = 1 if len(self.known) == 1 else self.model.predict_proba(texts)
+        return found
+
+    def macs(self, texts: Sequence[str]) -> float:
+        """Multiply-adds, mean over texts: features that are not zero, times rows of weights."""
+        if len(self.known) == 1:
+            return 0.0
+        features = self.model[:-1].transform(texts)
+        return features.nnz / features.shape[0] * len(self.model[-1].coef_)
 
 
 def encoder_macs(model: str | Path, texts: Sequence[Any]) -> float:
@@ -61,26 +84,3 @@ def cascade_figure(means: pd.DataFrame, costs: Sequence[float], names: Sequence[
     figure.suptitle(", then ".join(names), fontsize=9)
     right.legend(loc="upper left")
     return figure
-
-
-def cascade_reading(
-    cascade: Cascade, out: Predictions, agrees: Bools, epsilon: float, first_alone: float
-) -> str:
-    """Notebook 51's result in words, from its numbers."""
-    paid, last = cascade.cost(out.exit_layers), cascade.costs[-1]
-    sure = (out.exit_layers < len(cascade.costs)).mean()
-    law = coverage_law(len(cascade.calibration), epsilon).args  # of what a calibration set covers
-    chance = betabinom(len(agrees), *law).cdf(agrees.sum())
-    return (
-        "| claim | here | holds |\n|---|---|---|\n"
-        f"| G = F on at least {1 - epsilon:.0%}, on average over calibration sets |"
-        f" {agrees.mean():.1%} of {len(agrees):,} texts held out; so few or fewer come with"
-        f" probability {chance:.2f} where the promise is just kept |"
-        f" {'yes' if chance > ALARM else 'no'} |\n"
-        f"| it costs less than F | {100 * paid.mean() / last:.1f} % of F's multiply-adds |"
-        f" {'yes' if paid.mean() < last else 'no'} |\n\nThe cheap model alone agrees with F on"
-        f" {first_alone:.1%}. Where it is sure enough it answers, which it does for {sure:.1%} of"
-        " the texts, and F sees the others: the promise is that of F with early heads, and so are"
-        " the calibrators. A text that no step but the last can answer pays for all of them, so a"
-        " cheap step is worth its cost where it answers more often than it costs a share of F."
-    )

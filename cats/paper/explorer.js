@@ -8,7 +8,7 @@ const PLACE = new Uint8Array(128);
 [...LETTERS].forEach((letter, i) => {
   PLACE[letter.charCodeAt(0)] = i;
 });
-const DELTA = 100n; // pac's δ is one in so many
+const DELTA = 100n; // δ of pac, ltt and band is one in so many
 
 function unpack(text, letters) {
   const codes = new Uint16Array(text.length / letters);
@@ -35,12 +35,17 @@ function openTable(data, index, measure) {
       agrees[i * early + k] = Math.abs(said[i * l + k] - said[i * l + early]) <= table.reach;
     }
   }
+  const half = Math.floor(n / 2),
+    size = data.sizes[half];
   return {
     l,
     early,
     n,
-    half: Math.floor(n / 2),
+    half,
     parts: data.parts,
+    sequence: data.sequence,
+    tuned: unpack(size.tuned, 1),
+    band: size.band,
     reach: table.reach,
     scores,
     agrees,
@@ -69,6 +74,40 @@ function worst(set, onlyRecords) {
   return found;
 }
 
+// How often G ≠ F among some calibration inputs under a threshold t for all layers: `start` below
+// every score, and with each step at most t its change on top. An input leaves a record for its
+// next one as soon as t reaches its score.
+function errorCurve(set, inside) {
+  const { early, scores, agrees } = set,
+    steps = [];
+  let start = 0;
+  for (let i = 0; i < set.half; i++) {
+    if (!inside(i)) continue;
+    let best = -Infinity,
+      last = 0;
+    for (let k = i * early; k < (i + 1) * early; k++) {
+      if (!(scores[k] > best)) continue;
+      const wrong = agrees[k] ? 0 : 1;
+      if (best === -Infinity) start += wrong;
+      else steps.push([best, wrong - last]);
+      best = scores[k];
+      last = wrong;
+    }
+    steps.push([best, -last]);
+  }
+  return { start, steps: steps.sort((a, b) => a[0] - b[0]) };
+}
+
+// That count at each of some thresholds, which rise.
+function errorsAt({ start, steps }, thresholds) {
+  let errors = start,
+    next = 0;
+  return thresholds.map((t) => {
+    for (; next < steps.length && steps[next][0] <= t; next++) errors += steps[next][1];
+    return errors;
+  });
+}
+
 const sorted = (values) => Float64Array.from(values).sort();
 
 // What calibrators need sorted, once a table and measure.
@@ -85,6 +124,14 @@ function prepare(set) {
     }
     set.layers.push(sorted(wrong));
   }
+  const tuning = errorCurve(set, (i) => set.tuned[i]);
+  set.candidates = [-Infinity, ...new Set(tuning.steps.map((step) => step[0]))];
+  set.tuning = errorsAt(tuning, set.candidates);
+  const rising = [...set.sequence].reverse();
+  set.errors = errorsAt(
+    errorCurve(set, () => true),
+    rising,
+  ).reverse();
   return set;
 }
 
@@ -124,6 +171,10 @@ const CALIBRATORS = {
     return set.layers.map((_, k) => (first >= 0 && k >= first ? -Infinity : Infinity));
   },
   threshold: (set, e) => everywhere(set, (set.parts - e) / set.parts),
+  naive(set, e) {
+    const allowed = Math.floor((e * set.tuned.reduce((a, b) => a + b)) / set.parts);
+    return everywhere(set, set.candidates[set.tuning.findIndex((errors) => errors <= allowed)]);
+  },
   independent: (set, e) => set.layers.map((wrong) => quantile(wrong, e, set.parts * set.early)),
   shared: (set, e) => everywhere(set, quantile(set.some, e, set.parts)),
   shared_all: (set, e) => everywhere(set, quantile(set.all, e, set.parts)),
@@ -131,6 +182,17 @@ const CALIBRATORS = {
   pac(set, e) {
     const m = mostErrors(set.half, e, set.parts);
     return everywhere(set, m >= 0 ? set.records[set.half - 1 - m] : Infinity);
+  },
+  ltt(set, e) {
+    const m = mostErrors(set.half, e, set.parts),
+      stands = set.errors.findIndex((errors) => errors > m),
+      rejected = stands < 0 ? set.errors.length : stands;
+    return everywhere(set, rejected ? set.sequence[rejected - 1] : Infinity);
+  },
+  band(set, e) {
+    const level = (set.parts - e) / set.parts,
+      rank = set.band.findIndex((bound) => bound >= level);
+    return everywhere(set, rank < 0 ? Infinity : set.records[set.half - set.band.length + rank]);
   },
 };
 
@@ -172,7 +234,7 @@ function whyNot(set, method, e, thresholds) {
   if (method === "shared") {
     have = set.some.length;
     what = "calibration inputs that some layer gets wrong";
-  } else if (method === "pac") {
+  } else if (method === "pac" || method === "ltt") {
     need = Math.ceil(-Math.log(Number(DELTA)) / Math.log1p(-e / set.parts));
   } else if (method === "independent") {
     need = Math.ceil((set.parts * set.early) / e) - 1;
@@ -183,5 +245,11 @@ function whyNot(set, method, e, thresholds) {
     shut === set.early
       ? "So every input runs through all layers."
       : `So ${shut} of ${set.early} early layers stay shut.`;
+  if (method === "band") {
+    const most = (100 * set.band[set.band.length - 1]).toFixed(2);
+    return `The band of ${have.toLocaleString("en")} calibration inputs ends at ${most} %. ${then}`;
+  }
+  if (have >= need)
+    return `The strictest of its thresholds already errs too often for ${have} ${what}. ${then}`;
   return `It needs ${need.toLocaleString("en")} ${what}; there are ${have}. ${then}`;
 }

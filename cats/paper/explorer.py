@@ -23,14 +23,17 @@ from scipy.special import expit
 from cats._io import writing
 from cats.paper import store, style
 from cats.paper.places import COMMITTED
-from cats.stats.calibrators import CalibrationSet, thresholds_from
+from cats.stats.calibrators import FIXED_SEQUENCE, CalibrationSet, halves, thresholds_from
 from cats.stats.exits import exit_layers
-from cats.stats.quantiles import Bools, CalibrationWarning, Floats, Ints
+from cats.stats.quantiles import Bools, CalibrationWarning, Floats, Ints, coverage_band
 from cats.stats.table import ScoreTable
 from cats.train.tasks import TASKS
 
 INPUTS, SEED = 2000, 0
-METHODS = ("static", "threshold", "independent", "shared", "shared_all", "first_exit", "pac")
+# crc is left out: with the loss G ≠ F it is first_exit, threshold for threshold
+METHODS = ("static", "threshold", "naive", "independent", "shared", "shared_all", "first_exit")
+METHODS += ("pac", "ltt", "band")
+DELTA = 0.01  # of pac, ltt and band
 MEASURES = {"meta": "meta classifier", "sm": "softmax (p max)"}
 RECIPES = {"paper": "paper: from labels", "distilled": "distilled: from F's answers"}
 PARTS = (
@@ -139,11 +142,11 @@ class Sample:
         }
 
 
-def samples(folder=store.FOLDER) -> list[Sample]:
+def samples(folder=store.FOLDER, what: str = "test") -> list[Sample]:
     """One of every shipped table, in the order of the page: MobileBERT first, the paper's tasks in
-    order, then recipes and seeds.
+    order, then recipes and seeds. The page has those of the test sets.
     """
-    entries = [entry for entry in store.manifest(folder).values() if entry["what"] == "test"]
+    entries = [entry for entry in store.manifest(folder).values() if entry["what"] == what]
     order = {"task": list(style.TASKS), "backbone": list(style.MODELS)}
 
     def place(entry: dict) -> tuple:
@@ -156,7 +159,7 @@ def samples(folder=store.FOLDER) -> list[Sample]:
     found = []
     for entry in sorted(entries, key=place):
         recipe, seed = entry.get("recipe", store.PAPER), entry.get("seed", 0)
-        table = store.table(entry["task"], entry["backbone"], "test", folder, recipe, seed)
+        table = store.table(entry["task"], entry["backbone"], what, folder, recipe, seed)
         about = {
             "task": entry["task"],
             "encoder": entry["backbone"],
@@ -178,6 +181,19 @@ def answer(sample: Sample, measure: str, method: str, parts: int) -> tuple[Float
     return thresholds, exit_layers(sample.scores(measure)[sample.half :], thresholds)
 
 
+def sizes(found: list[Sample]) -> dict[int, dict]:
+    """What only the number of calibration inputs decides: the half that naive tunes on, and band's
+    bounds.
+    """
+    return {
+        n: {
+            "tuned": pack(halves(np.ones(n, bool), seed=0).astype(int), 1),
+            "band": coverage_band(n, Fraction(str(DELTA))).tolist(),
+        }
+        for n in sorted({sample.half for sample in found})
+    }
+
+
 def page(found: list[Sample]) -> str:
     """The page with its data: one file that needs nothing else."""
     here = Path(__file__).parent
@@ -189,6 +205,8 @@ def page(found: list[Sample]) -> str:
         "grid": GRID.tolist(),
         "unit": UNIT,
         "shift": SHIFT,
+        "sequence": FIXED_SEQUENCE.tolist(),
+        "sizes": sizes(found),
         "methods": {method: style.METHODS[method].colour for method in METHODS},
         "measures": MEASURES,
         "names": names,

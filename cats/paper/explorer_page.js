@@ -10,6 +10,12 @@ const PROMISES = {
     "Leave where the confidence exceeds 1 − ε = {target}, as if it were a probability one can " +
       "trust.",
   ],
+  naive: [
+    "No promise of {target}, only a bound on what came out.",
+    "Section 3.3 of the paper: the smallest threshold that is consistent enough on one half of the " +
+      "calibration inputs. Proposition 3.1 bounds its agreement by the other half, wherever that " +
+      "may lie.",
+  ],
   independent: [
     "P(G = F) ≥ {target}",
     "Theorem 4.4 of the paper: a threshold for each layer, from the inputs that layer gets " +
@@ -34,6 +40,16 @@ const PROMISES = {
     "A binomial bound on the statistic of first_exit: stricter, for the promise holds for " +
       "this calibration set and not only on average.",
   ],
+  ltt: [
+    "With 99 % confidence in the calibration set: G = F on at least {target} of all inputs to come",
+    "Learn then test: thresholds fixed beforehand, from strict to loose, each tested on how often " +
+      "G really differs from F, until one fails.",
+  ],
+  band: [
+    "With 99 % confidence in the calibration set, for all ε up to ½ at once: G = F on at least " +
+      "{target} of all inputs to come",
+    "As pac, with a band around all ranks: the one calibrator whose ε may be chosen by looking.",
+  ],
 };
 const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 const target = (e, parts) => `${+((100 * (parts - e)) / parts).toFixed(2)} %`;
@@ -44,7 +60,18 @@ const TITLES = {
   shared: " (Theorem 4.6)",
   static: " (no promise)",
   threshold: " (no promise)",
+  naive: " (a bound alone)",
   pac: " (99 % confident)",
+  ltt: " (99 % confident)",
+  band: " (99 % confident, every ε)",
+};
+const CONFIDENT = ["pac", "ltt", "band"]; // in the one calibration set there is
+const CHOICES = {
+  task: "Task",
+  encoder: "Encoder F",
+  recipe: "Recipe of the heads",
+  method: "Calibrator",
+  measure: "Confidence measure",
 };
 const LEFT = 46,
   RIGHT = 82; // margins of the curves
@@ -62,6 +89,13 @@ function start(data) {
     const [first, ...more] = slug.split(", ");
     return [data.names[first] || first, ...more].join(", ");
   };
+  at("choices").append(
+    ...Object.entries(CHOICES).map(([id, words]) => {
+      const label = document.createElement("label");
+      label.append(words, Object.assign(document.createElement("select"), { id }));
+      return label;
+    }),
+  );
   const notches = [...data.epsilons].sort((a, b) => b - a); // to the right is stricter
   const state = {
     method: "first_exit",
@@ -212,7 +246,7 @@ function start(data) {
     const lines = [
       `Here ${many(now.half)} inputs calibrate and ${many(now.n - now.half)} others test, ` +
         `drawn once from the test set of ${name(state.task)}. ` +
-        (state.method === "pac"
+        (CONFIDENT.includes(state.method)
           ? ""
           : promises
             ? "The promise is an average over such draws. "
@@ -221,13 +255,17 @@ function start(data) {
         `points (two standard deviations), so a little below is no broken promise.`,
       "Agreement with F is promised, not being right: where F errs, so may G. No labels are " +
         "needed to calibrate.",
-      state.method === "pac"
+      [...CONFIDENT, "naive"].includes(state.method)
         ? "It needs independent inputs: rows that share a page or a user are not."
         : "It needs new inputs that are exchangeable with the calibration inputs: after a " +
           "change of topic or source, calibrate again.",
-      "ε, measure and calibrator must be fixed before the calibration inputs are seen. Moving " +
-        "the slider until you like what you see is looking: good for a feeling, not for a " +
-        "promise (the calibrator band of the package allows it).",
+      state.method === "band"
+        ? "Measure and calibrator must be fixed before the calibration inputs are seen; ε need " +
+          "not be: move the slider until you like what you see."
+        : "ε, measure and calibrator must be fixed before the calibration inputs are seen. " +
+          "Moving the slider until you like what you see is looking: good for a feeling, not for " +
+          "a promise (only band allows it).",
+      "The package's crc, which bounds a mean loss, is first_exit where the loss is G ≠ F.",
       "Scores here are rounded to steps of 0.005 in log-odds, so numbers differ a little from " +
         "those of the figures, which use all inputs.",
     ];
@@ -458,6 +496,7 @@ function start(data) {
       svg.append(
         write(x, row.at, row.method, {
           style: `fill:${data.methods[row.method]}`,
+          class: "name",
           "font-weight": row.method === state.method ? 700 : 400,
         }),
       );
@@ -742,7 +781,7 @@ function start(data) {
     state.notch = +at("epsilon").value;
     show();
   });
-  for (const field of ["task", "encoder", "recipe", "method", "measure"]) {
+  for (const field of Object.keys(CHOICES)) {
     at(field).addEventListener("change", () => {
       choose({ ...state, [field]: at(field).value });
       show();

@@ -14,16 +14,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import fisher_exact
+from scipy.stats import betabinom, fisher_exact
 
 from cats._io import read_json
 from cats.paper.places import DATA, FIGURES
 from cats.paper.report import PAPER_LAYERS
 from cats.paper.style import title, written
 from cats.stats.calibrators import METHODS
+from cats.stats.validity import coverage_law
 
 Facts = dict[str, Any]
 ALL: dict[str, Callable[..., Facts]] = {}
+ALARM = 1e-3  # probability of "no" where a promise is just kept, in one check
 SPLITS = 5  # a random split tests on a fifth of a table, so a table is worth five of them
 
 
@@ -712,6 +714,51 @@ def risk(read: Files, n_layers, epsilon) -> Facts:
     )
 
 
+@about("45_monitor")
+def monitor(read: Files) -> Facts:
+    quiet, again = read("45_monitor_quiet"), read("45_monitor_again")
+    delay, made = read("45_monitor"), read.made("45_monitor")
+    rate = 100 * quiet["alarms"] / quiet["streams"]
+    naive, marginal = quiet["way"] == "p-values", quiet["threshold"] == "first_exit"
+    kept = ~naive & ~marginal
+    hard = again[again["part"] == "hardest quarter"]
+    mild = again[~again["part"].isin(["hardest quarter", "harder half"])]
+    sudden = delay.query("part == 'hardest quarter' and shift == 'sudden'")
+    most, watched = sudden["audit"].max(), made["inputs"] - made["begin"]
+
+    def until(share: float) -> str:
+        medians = sudden[np.isclose(sudden["audit"], share)]["median"]
+        seen = medians[np.isfinite(medians)]
+        late = f"more than {watched:,}"
+        if len(seen) == len(medians):
+            return spread(seen, "{:,.0f}")
+        return f"{seen.min():,.0f} to {late}" if len(seen) else late
+
+    return dict(
+        epsilon=made["epsilon"],
+        target=1 - made["epsilon"],
+        delta=made["delta"],
+        streams=quiet["streams"].iloc[0],
+        kept=spread(rate[kept]),
+        quiet=bool(quiet["within"][kept].all()),
+        naive=spread(rate[naive]),
+        naive_fails=not quiet["within"][naive].any(),
+        few=read.made("45_monitor_quiet")["few"],
+        marginal=spread(rate[marginal]),
+        marginal_fails=not quiet["within"][marginal].any(),
+        restored=spread(100 * again["recalibrated"]),
+        restores=bool((again["recalibrated"] >= 1 - made["epsilon"]).all()),
+        shifted=spread(100 * hard["shifted"], "{:.0f}"),
+        recalibrated=100 * hard["recalibrated"].min(),
+        most=most,
+        soon=until(most),
+        share=made["share"],
+        late=until(made["share"]),
+        cost=spread(100 * made["share"] * again["audit"] / again["layers"], "{:.0f}"),
+        mild=spread(100 - 100 * mild["shifted"]),
+    )
+
+
 @about("50_your_own_model")
 def your_own_model(read: Files, agrees, exits, epsilon, depth, bound, again) -> Facts:
     share = float(np.mean(agrees))
@@ -727,6 +774,28 @@ def your_own_model(read: Files, agrees, exits, epsilon, depth, bound, again) -> 
         depth=depth,
         fewer=np.mean(exits) < depth,
         again=again,
+    )
+
+
+@about("51_cascade")
+def cascade(read: Files, agrees, exits, epsilon, calibrated, alone) -> Facts:
+    """`agrees` and `exits` of the texts held out, `calibrated` how many calibrated it, `alone` how
+    often its first step agrees with F.
+    """
+    costs, n = read.made("51_cascade")["costs"], len(agrees)
+    paid = np.cumsum(costs)[np.asarray(exits) - 1].mean() / costs[-1]
+    law = coverage_law(calibrated, epsilon).args  # of what a calibration set covers
+    chance = betabinom(n, *law).cdf(np.sum(agrees))
+    return dict(
+        n=n,
+        target=1 - epsilon,
+        agreement=np.mean(agrees),
+        chance=chance,
+        kept=chance > ALARM,
+        cost=paid,
+        cheaper=paid < 1,
+        alone=alone,
+        early=np.mean(np.asarray(exits) < len(costs)),
     )
 
 
@@ -834,6 +903,7 @@ def found(read: Files) -> Facts:
             for task, rows in by_measure.items()
         },
         small=small.to_dict(),
+        meta=consistency(read),
         features=features(read),
         beyond=beyond(read),
         theorems=theorems(read),
@@ -845,23 +915,8 @@ def found(read: Files) -> Facts:
         worth=_worth(read.folder),
         time=_time(read.folder),
         versus=_versus(read.folder),
-        watched=_watched(read),
+        watched=monitor(read),
         cascade=_one(read("51_cascade"), method="first_exit", epsilon=0.1).to_dict(),
-    )
-
-
-def _watched(read: Files) -> Facts:
-    """How often the monitor alarms for nothing, and what recalibration gives back."""
-    quiet, again = read("45_monitor_quiet"), read("45_monitor_again")
-    rate = 100 * quiet["alarms"] / quiet["streams"]
-    kept = rate[(quiet["way"] == "monitor") & (quiet["threshold"] != "first_exit")]
-    hard = again[again["part"] == "hardest quarter"]
-    return dict(
-        streams=quiet["streams"].iloc[0],
-        kept=spread(kept),
-        naive=spread(rate[quiet["way"] == "p-values"]),
-        shifted=spread(100 * hard["shifted"], "{:.0f}"),
-        recalibrated=100 * hard["recalibrated"].min(),
     )
 
 

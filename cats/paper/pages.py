@@ -167,6 +167,8 @@ def gather(batch: str | Path, build: str | Path = BUILD) -> Path:
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, pages / name)
     shutil.copytree(COMMITTED, pages / "figures", ignore=shutil.ignore_patterns("here", "*.json"))
+    # mkdocs makes index.html of the README
+    (pages / "figures/index.html").rename(pages / "figures/one_page.html")
     (pages / "extra.css").write_text(CSS)
     names = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
     titles = {
@@ -176,7 +178,7 @@ def gather(batch: str | Path, build: str | Path = BUILD) -> Path:
         {part: [{titles[name]: f"notebooks/{name}.ipynb"} for name in names if name[0] == tens]}
         for part, tens in STORY.items()
     ]
-    figures = [{"Move ε": "figures/explorer.html"}, {"On one page": "figures/index.html"}]
+    figures = [{"Move ε": "figures/explorer.html"}, {"On one page": "figures/one_page.html"}]
     if (pages / "figures/README.md").exists():
         figures.append({"Every result": "figures/README.md"})
     contents = [

@@ -325,7 +325,8 @@ def layer_shares(
             ylim=(-0.6, len(methods) - 0.4),
         )
     axes[0, 0].set_yticks(range(len(methods)), methods)
-    figure.supxlabel(f"layers used, % of {model}'s", fontsize="medium")
+    whose = f"{model}'s; paper: Albert-xlarge's" if "paper" in kinds else f"{model}'s"
+    figure.supxlabel(f"layers used, % of {whose}", fontsize="medium")
     marks = [
         Line2D([], [], marker="s", linestyle="", color=colour, label=f"1 − ε = {target:.2f}")
         for target, colour in colours.items()

@@ -144,13 +144,14 @@ def layers_figure(
         left.plot(layers, report[f"consistency, {recipe}"], **look)
     left.plot(layers, report[metric], marker="s", color=ORANGE, label=metric)
     left.set(xlabel="layer", title=style.title(run.name), ylim=(0, 1.02))
+    left.set_ylabel(f"agreement, {metric}")
     left.legend(loc="lower right")
     if run.task.regression:
         far = np.abs(table.predictions[:, :-1] - table.predictions[:, -1:]).mean(axis=0)
         right.plot(layers, far, marker="o", color=BLUE)
         right.set(xlabel="layer", title="mean distance to F", ylim=(0, None))
         return figure
-    right.plot(layers, report["ece_before"], marker="o", color=GREY, label="before")
+    right.plot(layers, report["ece_before"], marker="s", ls="--", color=GREY, label="before")
     right.plot(layers, report["ece"], marker="o", color=BLUE, label="after temperature")
     right.set(xlabel="layer", title="expected calibration error", ylim=(0, None))
     right.legend()
@@ -175,14 +176,14 @@ def difficulty_figure(table: ScoreTable, hard: np.ndarray, run: "Run") -> Figure
 def auroc_figure(report: pd.DataFrame, run: "Run") -> Figure:
     """AUROC of the meta score and of p max by layer, from a coin (0.5) to perfect (1)."""
     figure, axis = plt.subplots(figsize=(5, 2.9), layout="constrained")
-    for name in ("meta", "sm"):
+    for name, words in {"meta": "meta score", "sm": "p max"}.items():
         if f"auroc_{name}" in report:
             look = style.MEASURES[name]
-            line = dict(marker=look.marker, color=look.colour, label=look.name)
+            line = dict(marker=look.marker, color=look.colour, label=words)
             axis.plot(report["layer"], report[f"auroc_{name}"], **line)
     style.coin(axis)
     axis.set(xlabel="layer", ylabel="AUROC", title=style.title(run.name), ylim=(0.45, 1.02))
-    axis.legend(loc="lower right")
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 0.12), ncols=2)
     return figure
 
 

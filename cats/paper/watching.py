@@ -213,7 +213,7 @@ def recalibrated(
     return pd.DataFrame(rows).mean().to_dict()
 
 
-# --- pictures and words
+# --- pictures
 
 
 def delays_table(found: pd.DataFrame) -> pd.DataFrame:
@@ -264,49 +264,3 @@ def watching_figure(delay: pd.DataFrame, rates: pd.DataFrame, delta: float, inpu
         axes[2].plot([], [], color="black", linestyle=dash, label=name)
     axes[2].legend(loc="lower left", title="shift to (line: the end)", title_fontsize=8)
     return figure
-
-
-def reading(
-    rates: pd.DataFrame,
-    delay: pd.DataFrame,
-    again: pd.DataFrame,
-    epsilon: float,
-    delta: float,
-    share: float,
-) -> str:
-    """Notebook 45's result in words, from its numbers."""
-    kept = rates[(rates["threshold"] != "first_exit") & (rates["way"] == "monitor")]
-    rate = lambda rows: rows["alarms"] / rows["streams"]
-    naive, marginal = rates[rates["way"] == "p-values"], rates[rates["threshold"] == "first_exit"]
-    lines = [
-        "| claim | here | holds |",
-        "|---|---|---|",
-        f"| false alarms, ever, in at most {delta:.0%} of the streams | {rate(kept).min():.1%} to"
-        f" {rate(kept).max():.1%} | {'yes' if kept['within'].all() else 'no'} |",
-        f"| control: p-values looked at again and again exceed it | {rate(naive).min():.1%} to"
-        f" {rate(naive).max():.1%} | {'yes' if not naive['within'].any() else 'no'} |",
-        "| control: a marginal threshold is no promise to watch at its own ε |"
-        f" {rate(marginal).min():.1%} to {rate(marginal).max():.1%} |"
-        f" {'yes' if not marginal['within'].any() else 'no'} |",
-        "| recalibration on audited inputs restores the promise |"
-        f" {again['recalibrated'].min():.1%} to {again['recalibrated'].max():.1%} consistent |"
-        f" {'yes' if (again['recalibrated'] >= 1 - epsilon).all() else 'no'} |",
-    ]
-    hard = delay[(delay["part"] == "hardest quarter") & (delay["shift"] == "sudden")]
-    at = hard[hard["audit"] == share]
-    most = hard[hard["audit"] == hard["audit"].max()]
-    mild = again.loc[~again["part"].isin(["hardest quarter", "harder half"]), "shifted"]
-    cost = share * again["audit"] / again["layers"]
-    return "\n".join(lines) + (
-        f"\n\nA sudden shift to the hardest quarter is found after {most['median'].min():,.0f} to"
-        f" {most['median'].max():,.0f} inputs where {most['audit'].iloc[0]:.0%} are audited, and"
-        f" after {at['median'].min():,.0f} to {at['median'].max():,.0f} where {share:.0%} are"
-        " (medians): errors are rare, and the quiet before the shift speaks for the promise. At"
-        f" {share:.0%} audits add"
-        f" {cost.min():.1%} to {cost.max():.1%} to the layers run, and no labels. A mild shift is"
-        f" another matter: a harder class alone raises the risk to {1 - mild.max():.1%} to"
-        f" {1 - mild.min():.1%}, and where that is hardly above ε = {epsilon} the alarm comes late"
-        " or never, as it should: `pac` had left"
-        " room. The shift is not named by the alarm; that it is there, and that the promise is"
-        " broken, is all that errors can say."
-    )

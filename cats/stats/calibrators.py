@@ -278,6 +278,14 @@ def _threshold(cal: CalibrationSet, epsilons: Sequence[Fraction]) -> Floats:
     return same_for_all_layers(cal, [float(1 - epsilon) for epsilon in epsilons])
 
 
+def halves(keep: Bools, seed: int = 0) -> Bools:
+    """A random half of the kept inputs, as a mask: the one that `naive` tunes on."""
+    rows = np.random.default_rng(seed).permutation(np.flatnonzero(keep))
+    half = np.zeros_like(keep)
+    half[rows[: len(rows) // 2]] = True
+    return half
+
+
 def naive(
     cal: CalibrationSet, epsilons: Sequence[Fraction], delta: Number = 0.01, seed: int = 0
 ) -> tuple[Floats, Floats]:
@@ -287,9 +295,7 @@ def naive(
     Returns thresholds (len(epsilons), l-1) and the lower bounds (len(epsilons),) on the true
     consistency; each holds with probability 1-delta over draws of independent inputs.
     """
-    rows = np.random.default_rng(seed).permutation(np.flatnonzero(cal.keep))
-    half = np.zeros_like(cal.keep)
-    half[rows[: len(rows) // 2]] = True
+    half = halves(cal.keep, seed)
     tune, rest = cal.part(half), cal.part(cal.keep & ~half)
     if tune.n == 0:  # a single input: nothing to tune on
         return np.full((len(epsilons), cal.early), np.inf), np.zeros(len(epsilons))

@@ -14,7 +14,7 @@ from explored import ASKED, EVERYTHING, differences
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cats.paper import explorer
+from cats.paper import explorer, store
 from cats.paper.places import COMMITTED
 from cats.stats.quantiles import most_errors
 from cats.stats.table import ScoreTable
@@ -50,9 +50,13 @@ def samples():
 
 
 @NODE
-def test_the_page_computes_what_python_computes(samples, tmp_path):
+@pytest.mark.parametrize("what", ["test", "validation"])
+def test_the_page_computes_what_python_computes(what, tmp_path):
+    """On every shipped table: those of the page, and those of the validation sets."""
+    samples = explorer.samples(what=what)
     page = explorer.page(samples)
-    assert len(samples) >= 9 and len(ASKED) == 19
+    shipped = [entry for entry in store.manifest().values() if entry["what"] == what]
+    assert len(samples) == len(shipped) >= 9 and len(ASKED) == 19
     said = run(page, f"everything(data, {list(ASKED)})", tmp_path)
     assert list(differences(samples, said)) == []
 
@@ -74,6 +78,15 @@ def test_the_comparison_sees_a_single_changed_score(samples, tmp_path):
         where.startswith("exits") and where.endswith("'meta', 'first_exit', 500)")
         for where in differences([sample], said)
     )
+
+
+def test_crc_on_the_page_would_be_first_exit(samples):
+    for sample in samples:
+        for measure in sample.codes:
+            one, other = (
+                explorer.answer(sample, measure, way, 500) for way in ("crc", "first_exit")
+            )
+            assert np.array_equal(one[0], other[0])
 
 
 @NODE

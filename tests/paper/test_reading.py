@@ -1,5 +1,6 @@
 """Readings follow their numbers: whatever a file says, the words say the same."""
 
+import json
 import re
 from pathlib import Path
 
@@ -27,6 +28,7 @@ ALONE = [
     "41_exact_law",
     "42_heads",
     "43_choosing",
+    "45_monitor",
     "60_scale",
 ]
 
@@ -142,6 +144,54 @@ def test_exits_are_read_from_their_means(tmp_path):
     assert not found["never_later"]  # 6 > 5 at ε = 0.2
     assert found["worst_side"] == "below" and found["worst"] == pytest.approx(1)
     assert found["kept"]  # one point is within three standard errors of a thousand inputs
+
+
+def watched(folder, recalibrated=0.96, late=500.0):
+    """45's files: one task, a hundred streams, a shift found after 200 inputs or `late`."""
+    quiet = [
+        ("just kept", "monitor", 2, True),
+        ("just kept", "p-values", 9, False),
+        ("pac", "monitor", 0, True),
+        ("first_exit", "monitor", 20, False),
+    ]
+    quiet = pd.DataFrame(quiet, columns=["threshold", "way", "alarms", "within"])
+    quiet.assign(streams=100).to_csv(folder / "45_monitor_quiet.csv", index=False)
+    hard = dict(part="hardest quarter", shift="sudden")
+    delay = [hard | dict(audit=0.1, median=late), hard | dict(audit=1.0, median=200.0)]
+    pd.DataFrame(delay).to_csv(folder / "45_monitor.csv", index=False)
+    again = [("negative", 0.94, 0.97), ("hardest quarter", 0.88, recalibrated)]
+    again = pd.DataFrame(again, columns=["part", "shifted", "recalibrated"])
+    again.assign(audit=12, layers=6).to_csv(folder / "45_monitor_again.csv", index=False)
+    made = dict(epsilon=0.05, delta=0.01, inputs=3000, begin=1000, share=0.1, few=50)
+    for name in ("45_monitor", "45_monitor_quiet"):
+        (folder / f"{name}.json").write_text(json.dumps(dict(parameters=made)))
+
+
+def test_a_watched_promise_is_read_from_its_streams(tmp_path):
+    watched(tmp_path)
+    found = facts.facts("45_monitor", folder=tmp_path)
+    assert (found["kept"], found["naive"], found["marginal"]) == ("0.0 to 2.0", "9.0", "20.0")
+    assert found["quiet"] and found["naive_fails"] and found["marginal_fails"]
+    assert (found["soon"], found["late"]) == ("200", "500")
+    assert (found["cost"], found["mild"], found["shifted"]) == ("20", "6.0", "88")
+    assert found["restores"] and found["restored"] == "96.0 to 97.0"
+    text = reading.render("45_monitor", folder=tmp_path)
+    assert "| 0.0 to 2.0 % of 100 a task | yes |" in text and reading.words(text) <= reading.WORDS
+
+    watched(tmp_path, recalibrated=0.94, late=np.inf)  # not restored, and never found
+    text = reading.render("45_monitor", folder=tmp_path)
+    assert "| 94.0 to 97.0 % for 95% | no |" in text and "after more than 2,000 where 10%" in text
+
+
+def test_a_cascade_is_read_from_what_it_was_seen_to_do(tmp_path):
+    (tmp_path / "51_cascade.json").write_text('{"parameters": {"costs": [0.1, 1.0]}}')
+    agrees, exits = np.arange(100) < 92, np.where(np.arange(100) < 60, 1, 2)
+    seen = dict(agrees=agrees, exits=exits, epsilon=0.1, calibrated=500, alone=0.8)
+    found = facts.facts("51_cascade", folder=tmp_path, **seen)
+    assert found["cost"] == pytest.approx(0.6 * 0.1 + 0.4 * 1.1) and found["cheaper"]
+    assert found["kept"] and found["early"] == 0.6
+    seen |= dict(agrees=np.arange(100) < 75)  # fifteen short of what was promised
+    assert not facts.facts("51_cascade", folder=tmp_path, **seen)["kept"]
 
 
 # --- captions

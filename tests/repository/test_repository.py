@@ -8,16 +8,13 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import yaml
 
-from cats.paper import links, reading, summary
+from cats.paper import links, reading
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-READMES = {"README": "README.md", "figures": "figures/README.md"}
-TASKS = {"imdb": "IMDB", "vitaminc": "VitaminC", "ag_news": "AG News", "stsb": "STS-B"}
 PINS = {
     re.sub("_", "-", name).lower(): version
     for name, version in (
@@ -100,110 +97,9 @@ def test_every_notebook_is_in_the_batch(profile):
         assert set(run) <= parameter_names(ROOT / "notebooks/05_scores.ipynb")
     assert content["profile"] == profile
     whole = profile in ("demo", "short")  # the others are for training runs
-    left = {"51_cascade"} if profile == "short" else set()  # its F of a few steps says one class
-    assert not whole or set(given) == {path.stem for path in NOTEBOOKS} - left
+    assert not whole or set(given) == {path.stem for path in NOTEBOOKS}
     for name, values in given.items():  # a misspelt parameter would be ignored in silence
         assert set(values or {}) <= parameter_names(ROOT / f"notebooks/{name}.ipynb")
-
-
-def number(name, **where):
-    """The one row of figures/NAME.csv where these columns have these values."""
-    frame = pd.read_csv(ROOT / f"figures/{name}.csv")
-    for column, value in where.items():
-        frame = frame[frame[column] == value]
-    assert len(frame) == 1, (name, where)
-    return frame.iloc[0]
-
-
-def headlines():
-    """What both READMEs say was found, said again from the figures' own numbers."""
-    found = number("22_consistency", task="ag_news", method="shared", measure="meta", epsilon=0.05)
-    share = f"{100 * found.layers_mean / 24:.0f} % of the layers"
-    yield "README", f"agrees on {100 * found.consistency_mean:.1f} % with {share}"
-    yield "figures", f"{100 * found.consistency_mean:.1f} % consistent with {share}"
-    ours, theirs = (
-        number("23_tables_classification", task="ag_news", method=f"{method}/meta", target=0.95)
-        for method in ("first_exit", "shared")
-    )
-    yield "README", f"`first_exit` needs {ours.layers:.1f} layers instead of {theirs.layers:.1f}"
-    yield "figures", f"AG News {theirs.layers:.1f}, **{ours.layers:.1f}** ({ours.consistency:.1f} %"
-    for task in ("imdb", "vitaminc"):
-        ours, theirs = (
-            number("23_tables_classification", task=task, method=f"{method}/meta", target=0.95)
-            for method in ("first_exit", "shared")
-        )
-        yield "figures", f"{TASKS[task]} {theirs.layers:.1f}, {ours.layers:.1f}"
-    means = {
-        (task, e): number("24_exit_layers_means", task=task, method="shared", epsilon=e).layers
-        for task in TASKS
-        for e in (0.05, 0.2)
-    }
-    for task, name in TASKS.items():
-        yield "figures", f"{name} {means[task, 0.05]:.1f} → {means[task, 0.2]:.1f}"
-    ours, waiting = (
-        100
-        * number("26_comparison-ag_news-bge-small-en-v1.5-0", what=what, setting=0.05).relative_time
-        for what in ("CAT", "waiting for the slowest")
-    )
-    yield "README", f"the CAT takes {ours:.0f} % of the full model's time"
-    yield "README", f"waiting for the slowest of each batch, take {waiting:.0f} %"
-    naive, ltt = (
-        number("30_naive", task="ag_news", method=method, target=0.95)
-        for method in ("naive/meta", "ltt/meta")
-    )
-    yield "figures", f"`naive/meta` bound {naive.bound:.1f} %, {naive.layers:.1f} layers"
-    yield "figures", f"`ltt` promises 95 % with {ltt.layers:.1f}"
-    worth, hidden = [], []
-    for run in ("sentiment-demo-0", "similarity-demo-0"):
-        path = ROOT / f"figures/04_meta_classifiers_features-{run}.csv"
-        layers = pd.read_csv(path).set_index("features")["layers"]
-        without = layers.filter(like="without") - layers["all"]
-        hidden.append(without.pop("without hidden"))
-        worth.append(without.max())
-    yield "README", f"no feature of Table 1 is worth more than {max(worth):.3f} layers"
-    yield "figures", f"M_k also reads, is worth {min(hidden):.1f} to {max(hidden):.1f}"
-    measured = json.loads((ROOT / "figures/25_efficiency.json").read_text())["measured"]
-    yield "figures", f"measured on {measured['machine']}, {measured['date']}"
-
-
-def headlines_of_use():
-    """The same for what is watched, and for models of any kind."""
-    quiet = pd.read_csv(ROOT / "figures/45_monitor_quiet.csv")
-    rate = 100 * quiet["alarms"] / quiet["streams"]
-    n, naive = quiet["streams"][0], rate[quiet["way"] == "p-values"]
-    kept = rate[(quiet["way"] == "monitor") & (quiet["threshold"] != "first_exit")]
-    yield (
-        "figures",
-        f"a false alarm in {kept.min():.1f} to {kept.max():.1f} % of {n:,} streams"
-        f" (δ = 1 %; p-values looked at again and again: {naive.min():.1f} to {naive.max():.1f} %)",
-    )
-    again = pd.read_csv(ROOT / "figures/45_monitor_again.csv")
-    hard = again[again["part"] == "hardest quarter"]
-    yield (
-        "figures",
-        f"a shift to the hardest quarter: {100 * hard['shifted'].min():.0f} to"
-        f" {100 * hard['shifted'].max():.0f} % consistent, recalibrated"
-        f" {100 * hard['recalibrated'].min():.0f} %",
-    )
-    found = number("51_cascade", method="first_exit", epsilon=0.1)
-    yield (
-        "figures",
-        f"TF-IDF before the demo's encoder at 0.90: {found.cost:.0%} of its multiply-adds,"
-        f" {found.consistency:.1%} consistent",
-    )
-
-
-def test_the_readmes_say_what_the_figures_say():
-    said = {name: " ".join((ROOT / path).read_text().split()) for name, path in READMES.items()}
-    every = [*headlines(), *headlines_of_use()]
-    assert [(name, line) for name, line in every if line not in said[name]] == []
-
-
-def test_the_readmes_are_in_step_with_the_figures():
-    """Written by python -m cats.paper.summary, as the batch does at its end."""
-    readme = (ROOT / "README.md").read_text()
-    assert summary.readme(readme) == readme
-    assert summary.page() == (ROOT / "figures/README.md").read_text()
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere():
