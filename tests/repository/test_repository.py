@@ -5,6 +5,7 @@ batch.
 import json
 import re
 import tomllib
+from inspect import signature
 from itertools import chain
 from pathlib import Path
 
@@ -100,6 +101,42 @@ def test_every_notebook_is_in_the_batch(profile):
     assert not whole or set(given) == {path.stem for path in NOTEBOOKS}
     for name, values in given.items():  # a misspelt parameter would be ignored in silence
         assert set(values or {}) <= parameter_names(ROOT / f"notebooks/{name}.ipynb")
+
+
+@pytest.mark.parametrize(
+    "profile", sorted(path.stem for path in (ROOT / "notebooks/profiles").glob("*.yaml"))
+)
+def test_what_a_profile_names_is_there(profile):
+    """Options of a run are known to what they are given to, and whatever is named is there: not
+    after a day on a GPU it should turn out that it is not.
+    """
+    from transformers import TrainingArguments  # it needs torch
+
+    from cats.train import finetune, fit, tasks
+
+    content = yaml.safe_load((ROOT / f"notebooks/profiles/{profile}.yaml").read_text())
+    known = {
+        "training": {
+            *signature(finetune.fine_tune).parameters,
+            *signature(TrainingArguments).parameters,
+        },
+        "early": signature(fit.train_heads).parameters,
+        "meta": signature(fit.fit_meta).parameters,
+        "limit": tasks.SPLITS,
+    }
+    for run in content["runs"]:
+        assert run["task"] in tasks.TASKS
+        for name, options in known.items():
+            assert set(run.get(name, {})) <= set(options)
+    runs = {f"{r['task']}-{Path(r['model']).name}-{r.get('seed', 0)}" for r in content["runs"]}
+    named = [values["run"] for values in content["parameters"].values() if "run" in (values or {})]
+    assert set(named) <= runs
+    later = {*content.get("after_runs", []), *content.get("alone", [])}
+    assert later <= set(content["parameters"])
+    notebooks = {path.stem for path in NOTEBOOKS}
+    assert set(content.get("resources", {})) <= notebooks
+    read = set(re.findall(r'config(?:\.get\(|\[)["\'](\w+)', (ROOT / "Snakefile").read_text()))
+    assert set(content) <= read  # by the Snakefile
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere():
