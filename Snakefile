@@ -85,8 +85,8 @@ EXECUTED = expand(f"{OUT}/{{notebook}}.ipynb", notebook=PARAMETERS) + expand(
 PAGES = [f"{FIGURES}/index.html"] + ([f"{HERE}/index.html"] if ALONE and HERE != FIGURES else [])
 
 
-# tables of one's own may be none yet
-EXPLORER = [f"{FIGURES}/explorer.html"] if os.path.exists(f"{TABLES}/manifest.json") else []
+# tables of one's own may be none yet, unless the runs of this profile make them
+EXPLORER = [f"{FIGURES}/explorer.html"] if OURS or os.path.exists(f"{TABLES}/manifest.json") else []
 
 
 rule all:
@@ -98,7 +98,7 @@ rule all:
 rule explorer:
     input:
         package=glob("cats/**/*.py", recursive=True) + glob("cats/paper/explorer*"),
-        tables=f"{TABLES}/manifest.json",
+        tables=SCORED if OURS else f"{TABLES}/manifest.json",
     output:
         f"{FIGURES}/explorer.html",
     resources:

@@ -66,7 +66,7 @@ SMALLER = {
 # these few steps teach nothing but one answer for all texts, so the profile's small rate stays: F
 # keeps its random ones; a score has to come to its scale
 RATES = {"stsb": {"learning_rate": 0.001}}
-FEWER = {"43_choosing": {"n": 500, "trials": 4}}
+FEWER = {"42_heads": {"trials": 3}, "43_choosing": {"n": 500, "trials": 4}}
 
 
 def stand_in(folder, name, texts):
@@ -163,11 +163,12 @@ def expected(profile, committed):
     """The files that have to be in the figures folder: for each notebook of the profile those that
     the committed ones have, for each run those of every stage.
     """
-    wanted = {"index.html", *(f"32_other_backbones_c3.{kind}" for kind in ("png", "pdf", "csv"))}
+    wanted = {f"32_other_backbones_c3.{kind}" for kind in ("png", "pdf", "csv")}
+    wanted |= {"index.html", "explorer.html"}
     runs = names(profile["runs"])
     for path in committed:
         stem, run = re.fullmatch(r"([^-]+)(-.+)?", path.stem).groups()
-        stage = int(stem[:2]) in range(2, 6)
+        stage = re.match("0[2-5]_", stem)
         if stage and path.name.startswith(f"{stem}-sentiment") and "difficulty" not in stem:
             wanted |= {f"{stem}-{name}{path.suffix}" for name in runs}
         elif not run and any(stem.startswith(name) for name in profile["parameters"]):
