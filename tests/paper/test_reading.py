@@ -108,6 +108,24 @@ def test_words_follow_the_numbers(folder):
     assert "| 2 of 3 means | yes |" in reading.render("22_consistency", folder=folder)
 
 
+def test_the_papers_own_encoder_is_not_another(folder):
+    sweep().to_csv(folder / "22_consistency.csv", index=False)
+    assert "other encoder" in reading.render("22_consistency", folder=folder)
+    made = '{"parameters": {"backbone": "albert-xlarge-v2"}}'
+    (folder / "22_consistency.json").write_text(made)
+    text = reading.render("22_consistency", folder=folder)
+    assert "same encoder" in text and "Albert-xlarge" not in text
+
+
+@pytest.mark.parametrize("run, here", [("imdb-x-0", "0.94 (test) | 0.930 | no"), ("a-b-0", None)])
+def test_f_is_held_against_the_papers_on_the_same_task(tmp_path, run, here):
+    log = pd.DataFrame({"loss": [0.7, 0.2], "epoch": [1, 2]})
+    log.to_csv(tmp_path / f"02_fine_tuning-{run}.csv", index=False)
+    told = dict(performance=0.93, metric="accuracy")
+    text = reading.render("02_fine_tuning", run, tmp_path, **told)
+    assert (here or "0.90 to 0.94 (test) | 0.930 | other tasks") in text
+
+
 def test_a_shortfall_is_held_against_the_noise_of_one_table():
     assert facts.reach([-0.012], [0.01])["reach"]  # 3 · 0.01 / √5 = 0.0134
     found = facts.reach([0.02, -0.014], [0.01, 0.01])
