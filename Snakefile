@@ -18,6 +18,8 @@ import shlex
 from glob import glob
 from pathlib import Path
 
+import yaml
+
 PROFILE = config["profile"]
 OUT = f"build/{PROFILE}"
 FIGURES = config.get("figures", "figures")
@@ -136,6 +138,14 @@ def whole(run):
     return {"folder": f"{OUT}/runs/{run}"} | RUNS[run]
 
 
+def said(values):
+    """Parameters in one line, as papermill reads them: in YAML, which takes JSON's 1e-05, a rate of
+    learning, for a word.
+    """
+    plain = json.loads(json.dumps(values))
+    return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=10**9).strip()
+
+
 def parameters(wildcards):
     """A notebook's parameters; a `run` given by its name is that run of this profile, and `tasks`
     are read where the runs read theirs.
@@ -145,8 +155,7 @@ def parameters(wildcards):
         values["run"] = whole(values["run"])
     if LOCAL and "tasks" in values:
         values["sources"] = {task: f"{BASE}/datasets/{task}" for task in values["tasks"]}
-    # JSON is YAML: papermill reads numbers, strings, lists and null from it
-    return json.dumps(values)
+    return said(values)
 
 
 rule notebook:
@@ -209,7 +218,7 @@ def settings(wildcards):
     if wildcards.stage == STAGES[-1] and "ship" in config:
         values["ship"] = config["ship"]
     later = LATER.get(wildcards.stage, ())
-    return json.dumps({name: value for name, value in values.items() if name not in later})
+    return said({name: value for name, value in values.items() if name not in later})
 
 
 STEP = dict(zip(STAGES, ["model", "heads", "meta", "tables"]))
@@ -221,7 +230,7 @@ def launch(wildcards):
     """
     if "launch" not in config:
         return ""
-    values = json.loads(settings(wildcards))
+    values = yaml.safe_load(settings(wildcards))
     values |= {"folder": f"../{values['folder']}"}  # it runs in the notebooks' folder
     values.pop("ship", None)
     recipes = shlex.join(values.pop("recipes", ["paper", "distilled"]))

@@ -5,6 +5,7 @@ failed does not stop the rest.
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -164,6 +165,16 @@ def test_only_what_depends_on_a_parameter_runs_again(both):
         if f"output: {RUN}/{stage}.ipynb" in said
     ]
     assert again == ["04_meta_classifiers", "05_scores"], said
+
+
+def test_a_small_number_reaches_a_notebook_as_a_number(tmp_path):
+    """The rates of the paper profile: JSON would write 1e-05, which YAML takes for a word."""
+    batches.copy(tmp_path, "cats", "notebooks", "Snakefile")
+    profile(tmp_path, training={"learning_rate": 0.00001})
+    told, _ = batch(tmp_path, "--dry-run", "--printshellcmds").communicate(timeout=600)
+    lines = [line for line in told.splitlines() if "papermill" in line and "demo-0" in line]
+    given = [yaml.safe_load(shlex.split(line.partition(" -y ")[2])[0]) for line in lines]
+    assert len(given) == 4 and all(one["training"] == {"learning_rate": 1e-5} for one in given)
 
 
 @pytest.fixture(scope="module")
