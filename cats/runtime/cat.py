@@ -501,13 +501,13 @@ class CAT(Calibrated):
         batch_size: int | str = "auto",
         truncation: bool = True,
         padding: bool | str = True,
+        body: str | None = None,
         epsilon: float | None = None,
         method: str = "first_exit",
         measure: str | None = None,
         exit_layers: Iterable[int] | None = None,
         thresholds: Sequence[float] | np.ndarray | None = None,
         monitor: Monitor | None = None,
-        body: str | None = None,
         **options: Any,
     ) -> Any:
         """Answers in the form of transformers' text-classification pipelines, with `exit_layer`.
