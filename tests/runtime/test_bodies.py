@@ -212,6 +212,8 @@ def test_which_body_may_predict(fitted):
     texts = tiny.texts()["test"]
     out = fitted.predict(texts, 0.5, body="float32")
     np.testing.assert_allclose(out.probabilities, torch.softmax(said(fitted, texts), -1), atol=1e-5)
+    called = fitted(texts, epsilon=0.5, body="float32")  # as a pipeline
+    assert [one["exit_layer"] for one in called] == out.exit_layers.tolist()
     own = fitted.predict(texts, 0.5, body=fitted.body)
     assert (own.exit_layers == fitted.predict(texts, 0.5).exit_layers).all()
     other = next(name for name in FAST if name != fitted.body)
