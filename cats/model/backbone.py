@@ -102,6 +102,8 @@ def reading(mask: Tensor, second: Tensor | None = None) -> Tensor:
     weights[:, 0, 0] = 1
     weights[:, 1] = mask
     if second is not None:
+        if not all(second.tolist()):
+            raise ValueError("`second` must say of every row where its second text begins, not 0")
         after = torch.arange(tokens, device=mask.device) >= second.to(mask.device)[:, None]
         weights[:, 2], weights[:, 3] = mask * ~after, mask * after
     weights /= weights.sum(-1, keepdim=True)
@@ -322,7 +324,7 @@ class Backbone:
 
     def sums(self, state: State) -> Tensor:
         """Weighted sums of a row's tokens, (rows, 2 or 4, d), in float32: see `reading`. One
-        product, which takes a third of the time of [CLS], a mean and joining them.
+        product, which takes a quarter of the time of [CLS], a mean and joining them.
         """
         hidden = state.hidden.float()
         if torch.is_autocast_enabled(hidden.device.type):  # which would round them

@@ -107,6 +107,8 @@ def test_how_two_texts_differ(case):
         assert gap(found[row], expected) < TOLERANCE * max(1, expected.abs().max())
     with pytest.raises(ValueError, match="read pairs of texts"):
         backbone.read(backbone.start(make_batch(backbone)), "cls+mean+pair")
+    with pytest.raises(ValueError, match="where its second text begins"):
+        backbone.start(batch | {"second": 0 * batch["second"]})
 
 
 @each_case
