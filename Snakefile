@@ -89,7 +89,10 @@ PAGES = [f"{FIGURES}/index.html"] + ([f"{HERE}/index.html"] if ALONE and HERE !=
 
 
 # tables of one's own may be none yet, unless the runs of this profile make them
-EXPLORER = [f"{FIGURES}/explorer.html"] if OURS or os.path.exists(f"{TABLES}/manifest.json") else []
+EXPLORER = []
+if OURS or os.path.exists(f"{TABLES}/manifest.json"):
+    # a clone has the page, and not what says that it was made: so it makes the page anew
+    EXPLORER = [f"{FIGURES}/explorer.html", f"{OUT}/explorer.made"]
 
 
 def content(paths):
@@ -115,7 +118,7 @@ rule explorer:
         tables=SCORED if OURS else f"{TABLES}/manifest.json",
     output:
         f"{FIGURES}/explorer.html",
-        touch(f"{OUT}/explorer.made"),  # a clone has the page, but not this: it makes the page anew
+        touch(f"{OUT}/explorer.made"),
     resources:
         mem_mb=2000,
         runtime=10,
