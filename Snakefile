@@ -263,6 +263,7 @@ rule stage:
         f"{FIGURES}/{{stage}}-{{run}}.json",
     log:
         f"{OUT}/runs/{{run}}/{{stage}}.log",
+    priority: 1  # the longest way, on which others wait
     threads: THREADS
     resources:
         mem_mb=ask("mem_mb", 8000),
