@@ -685,7 +685,7 @@ class CAT(Calibrated):
                 size = len(batch["input_ids"])
                 loop.begin(
                     Cohort(
-                        engine.start(batch),
+                        engine.start(batch, sums=loop.sums),
                         [*range(n, n + size)],
                         Scorer(self, measure, size),
                     )
