@@ -207,7 +207,7 @@ def test_a_cascade_is_read_from_what_it_was_seen_to_do(tmp_path):
     seen = dict(agrees=agrees, exits=exits, epsilon=0.1, calibrated=500, alone=0.8)
     found = facts.facts("51_cascade", folder=tmp_path, **seen)
     assert found["cost"] == pytest.approx(0.6 * 0.1 + 0.4 * 1.1) and found["cheaper"]
-    assert found["kept"] and found["early"] == 0.6
+    assert found["kept"] and found["answered"] == 0.6
     seen |= dict(agrees=np.arange(100) < 75)  # fifteen short of what was promised
     assert not facts.facts("51_cascade", folder=tmp_path, **seen)["kept"]
 
