@@ -50,8 +50,9 @@ class Files:
         return pd.read_csv(self.path(name))
 
     def made(self, name: str) -> dict:
-        """How a result was made: its parameters."""
-        return (read_json(self.path(name, "json")) or {}).get("parameters", {})
+        """How a result was made: its parameters, and where and when if it was timed."""
+        about = read_json(self.path(name, "json")) or {}
+        return about.get("parameters", {}) | about.get("measured", {})
 
 
 def about(notebook: str) -> Callable[[Finder], Finder]:
@@ -951,14 +952,17 @@ def efficiency(read: Files) -> Facts:
         _one(frame, task=task, method=f"{method}/meta", target=0.9)
         for method in ("first_exit", "shared")
     )
+    architecture = made["architecture"]
+    deep = curves[curves["architecture"] == architecture]["layer"].max()
     over, late = frame[many] / frame["share_32"], []
     for name, curve in curves.groupby("architecture", sort=False):
         l, times = len(curve), curve.set_index("layer")["time"]
         late.append(f"{times[l - 1] * l / (l - 1):.2f} ({name.split()[0]})")
     return dict(
         task=written(task),
-        depth=curves[curves["architecture"] == made["architecture"]]["layer"].max(),
-        architecture=made["architecture"].split()[0],
+        depth=made.get("layers", deep),  # of the tables, which the first record does not say
+        architecture=architecture.split()[0],
+        machine=made["machine"],
         repeats=made["repeats"],
         layers=ours["layers"],
         time=ours[many],
@@ -1045,7 +1049,7 @@ def _worth(folder: Path) -> Facts:
 
 
 def _time(folder: Path) -> Facts:
-    """Time at batch 32 beside layers, as one named run measured it."""
+    """Time at batch 32 beside layers, as one named run measured it on one architecture."""
     frame = pd.read_csv(folder / "25_efficiency.csv")
     many = next(name for name in frame if name.startswith("batch 32"))
     over = frame[many] / frame["share_32"]
@@ -1053,7 +1057,7 @@ def _time(folder: Path) -> Facts:
         _one(frame, task="ag_news", method=f"{method}/meta", target=0.9)
         for method in ("shared", "first_exit")
     ]
-    measured = read_json(folder / "25_efficiency.json")["measured"]
+    made = Files(folder).made("25_efficiency")
     return dict(
         shared=at[0][many],
         first_exit=at[1][many],
@@ -1061,7 +1065,8 @@ def _time(folder: Path) -> Facts:
         median=over.median(),
         low=over.min(),
         high=over.max(),
-        **{name: measured[name] for name in ("machine", "date", "repeats")},
+        architecture=made["architecture"].split()[0],
+        **{name: made[name] for name in ("machine", "date", "repeats")},
     )
 
 
