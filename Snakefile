@@ -144,7 +144,7 @@ def whole(run):
     return {"folder": f"{OUT}/runs/{run}"} | RUNS[run]
 
 
-def said(values):
+def as_yaml(values):
     """Parameters in one line, as papermill reads them: in YAML, which takes JSON's 1e-05, a rate of
     learning, for a word.
     """
@@ -161,7 +161,7 @@ def parameters(wildcards):
         values["run"] = whole(values["run"])
     if LOCAL and "tasks" in values:
         values["sources"] = {task: f"{BASE}/datasets/{task}" for task in values["tasks"]}
-    return said(values)
+    return as_yaml(values)
 
 
 rule notebook:
@@ -261,7 +261,7 @@ rule stage:
         runtime=ask("runtime", 240),
         gpu=ask("gpu", 0),
     params:
-        values=lambda wildcards: said(settings(wildcards)),
+        values=lambda wildcards: as_yaml(settings(wildcards)),
         launch=launch,
         figures=os.path.relpath(FIGURES),
         running=f"{OUT}/runs/{{run}}/{{stage}}.running.ipynb",

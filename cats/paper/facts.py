@@ -338,12 +338,12 @@ def features(read: Files) -> Facts:
     gap = (table["F"] - table["paper F"]).dropna()
     cases = read("21_tasks_and_features").set_index(keys)
     used = [name for name in cases if name != "mean AUROC"]
-    alone = cases.drop("meta", level="measure")
-    meta = cases.xs("meta", level="measure").loc[[case[:2] for case in alone.index]]
-    meta = meta.set_axis(alone.index)
-    better = meta["mean AUROC"] > alone["mean AUROC"]
+    single = cases.drop("meta", level="measure")
+    meta = cases.xs("meta", level="measure").loc[[case[:2] for case in single.index]]
+    meta = meta.set_axis(single.index)
+    better = meta["mean AUROC"] > single["mean AUROC"]
     alike = [name for name in used if name.startswith("shared ")]  # Table C.2 has `shared` only
-    wins = (meta[alike] < alone[alike]).query("measure == 'pmax'").to_numpy()
+    wins = (meta[alike] < single[alike]).query("measure == 'pmax'").to_numpy()
     theirs = paper("tableC2_measures_dev").pivot_table(
         index=["task", "target"], columns="measure", values="layers"
     )
@@ -355,7 +355,7 @@ def features(read: Files) -> Facts:
         as_strong=bool((gap >= 0).all()) if len(gap) else None,
         better=of(better),
         all_better=bool(better.all()),
-        fewer=of(meta[used] < alone[used]),
+        fewer=of(meta[used] < single[used]),
         wins=of(wins) if wins.size else None,
         wins_most=bool(wins.mean() > 0.5) if wins.size else None,
         theirs=of(theirs),

@@ -105,13 +105,13 @@ def loss_figure(log: pd.DataFrame, run: "Run") -> Figure:
     return figure
 
 
-def by_difficulty(run: "Run", said: np.ndarray, labels: np.ndarray) -> pd.DataFrame | None:
+def by_difficulty(run: "Run", predictions: np.ndarray, labels: np.ndarray) -> pd.DataFrame | None:
     """How often F is right on the validation split, by known difficulty."""
     hard = difficulty(run.data["validation"])
     if hard is None:
         return None
     regression = run.task.regression
-    right = np.abs(said - labels) <= TAU if regression else said == labels
+    right = np.abs(predictions - labels) <= TAU if regression else predictions == labels
     name = "within 0.5 of the label" if regression else "accuracy"
     means = [right[hard == h].mean() for h in range(1, 6)]
     return pd.DataFrame({"difficulty": range(1, 6), name: means}).round(3)
