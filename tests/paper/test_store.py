@@ -17,13 +17,6 @@ from cats.paper.places import DATA
 from cats.train.run import Run
 
 SIZES = {"train": 120, "validation": 40, "test": 30}
-QUICK = dict(
-    model="demo",
-    limit=SIZES,
-    training={"epochs": 1},
-    head_options={"epochs": 2},
-    meta_options={"epochs": 2},
-)
 LAYERS = {"shallow": 4, "deep": 6}
 MADE = [
     ("own_task", "deep"),
@@ -144,7 +137,8 @@ def test_an_empty_folder_has_no_pairs(tmp_path):
 
 def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
     before = store.manifest(folder)
-    run = Run("similarity", folder=tmp_path_factory.mktemp("run"), **QUICK)
+    quick = {"training": {"epochs": 1}, **tiny.QUICK}
+    run = Run("similarity", folder=tmp_path_factory.mktemp("run"), limit=SIZES, **quick)
     assert store.add(run, folder) == folder
     entries = store.manifest(folder)
     new = {name: entry for name, entry in entries.items() if name not in before}
