@@ -159,14 +159,15 @@ def flat(summary: pd.DataFrame) -> pd.DataFrame:
 def promised_and_achieved(frame: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     """What each method promises, and the mean consistency, bound and layers at one ε."""
     means = trials.summary(frame).xs("mean", axis=1, level=1).reset_index()
-    said = {
+    promise = {
         "none": "nothing",
         "bound": "its bound",
         "marginal": "P(G=F) ≥ 1-ε",
         "pac": "P(risk ≤ ε) ≥ 0.99",
     }
     means["promise"] = [
-        said[METHODS[m].guarantee] if m in METHODS else "sees the answers" for m in means["method"]
+        promise[METHODS[m].guarantee] if m in METHODS else "sees the answers"
+        for m in means["method"]
     ]
     columns = ["method", "promise", "consistency", "bound", "layers"]
     return means[np.isclose(means["epsilon"], epsilon)][columns].round(3).reset_index(drop=True)

@@ -105,13 +105,13 @@ def loss_figure(log: pd.DataFrame, run: "Run") -> Figure:
     return figure
 
 
-def by_difficulty(run: "Run", said: np.ndarray, labels: np.ndarray) -> pd.DataFrame | None:
+def by_difficulty(run: "Run", predictions: np.ndarray, labels: np.ndarray) -> pd.DataFrame | None:
     """How often F is right on the validation split, by known difficulty."""
     hard = difficulty(run.data["validation"])
     if hard is None:
         return None
     regression = run.task.regression
-    right = np.abs(said - labels) <= TAU if regression else said == labels
+    right = np.abs(predictions - labels) <= TAU if regression else predictions == labels
     name = "within 0.5 of the label" if regression else "accuracy"
     means = [right[hard == h].mean() for h in range(1, 6)]
     return pd.DataFrame({"difficulty": range(1, 6), name: means}).round(3)
@@ -217,10 +217,10 @@ def worth(run: "Run", table: ScoreTable, seed: int = 0, ablation: bool = True) -
     from cats.model.exits import sizes as feature_sizes
     from cats.train.fit import fit_meta
 
-    rows, metas = [worth_row("all", table, seed=seed)], run.metas
-    used = feature_sizes(metas.early, metas.d_e, metas.n_outputs, metas.odds)
+    rows, meta = [worth_row("all", table, seed=seed)], run.meta
+    used = feature_sizes(meta.early, meta.d_e, meta.n_outputs, meta.odds)
     for feature in [name for name, size in used.items() if size and ablation]:
-        settings = run.meta | {"drop": [feature]}
+        settings = run.meta_options | {"drop": [feature]}
         without, _ = fit_meta(run.heads, run.states("meta"), tau=TAU, seed=seed, **settings)
         rows.append(worth_row(f"without {feature}", run.scored("validation", without), seed=seed))
     if not run.task.regression:

@@ -19,7 +19,7 @@ from scipy.special import softmax
 
 from cats.paper import style
 from cats.stats.calibrators import CalibrationSet
-from cats.stats.exits import first_above, worst_score
+from cats.stats.exits import agreement, first_above, worst_score
 from cats.stats.monitor import Monitor
 from cats.stats.quantiles import Bools, conformal_quantile, most_errors
 from cats.stats.table import ScoreTable
@@ -81,8 +81,7 @@ class Population:
     def at(self, threshold: float) -> tuple[np.ndarray, np.ndarray]:
         """Whether G ≠ F, and the exit layer, of every row."""
         exits = first_above(self.scores, np.full(self.depth - 1, threshold))
-        agrees = np.c_[self.consistent, np.ones(self.n, bool)]
-        return ~agrees[np.arange(self.n), exits - 1], exits
+        return ~agreement(self.consistent, exits), exits
 
 
 # --- streams
