@@ -72,8 +72,9 @@ figures: $(if $(CLUSTER),$(SLURM),$(STAMP))
 record: $(STAMP)
 	@$(BIN)/python -m cats.paper.batch notebooks/profiles/$(PROFILE).yaml --record
 
+# a file is one process's, so its fixtures are made once; long files come early
 test: $(STAMP)
-	$(BIN)/python -m pytest $(FLAGS)
+	$(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder $(FLAGS)
 
 # pages and pictures of them go to build/browser/
 browser: $(BROWSER)

@@ -12,6 +12,7 @@ what it reads has changed, and only then. What is measured in seconds goes to fi
 the committed record of one named run, which `make record` renews.
 """
 
+import hashlib
 import json
 import os
 import shlex
@@ -94,7 +95,21 @@ PAGES = [f"{FIGURES}/index.html"] + ([f"{HERE}/index.html"] if ALONE and HERE !=
 
 
 # tables of one's own may be none yet, unless the runs of this profile make them
-EXPLORER = [f"{FIGURES}/explorer.html"] if OURS or os.path.exists(f"{TABLES}/manifest.json") else []
+EXPLORER = []
+if OURS or os.path.exists(f"{TABLES}/manifest.json"):
+    # a clone has the page, and not what says that it was made: so it makes the page anew
+    EXPLORER = [f"{FIGURES}/explorer.html", f"{OUT}/explorer.made"]
+
+
+def content(paths):
+    """One hash of some files, those that are there. A clone writes page and tables in the same
+    moment, so by their times neither is older: as a parameter of its rule this tells.
+    """
+    found = [Path(path).read_bytes() for path in sorted(paths) if os.path.exists(path)]
+    return hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in found)).hexdigest()
+
+
+RECORD = [path for name in ALONE for path in glob(f"{FIGURES}/{name}*")] if HERE != FIGURES else []
 
 
 rule all:
@@ -109,9 +124,12 @@ rule explorer:
         tables=SCORED if OURS else f"{TABLES}/manifest.json",
     output:
         f"{FIGURES}/explorer.html",
+        touch(f"{OUT}/explorer.made"),
     resources:
         mem_mb=2000,
         runtime=10,
+    params:
+        tables=content([] if OURS else [f"{TABLES}/manifest.json"]),
     shell:
         "python -m cats.paper.explorer {FIGURES:q}"
 
@@ -120,11 +138,7 @@ rule gallery:
     input:
         executed=EXECUTED,
         explorer=EXPLORER,  # the page links to it
-        record=(
-            [path for name in ALONE for path in glob(f"{FIGURES}/{name}*")]
-            if HERE != FIGURES
-            else []
-        ),
+        record=RECORD,
     output:
         PAGES,
     resources:
@@ -132,6 +146,7 @@ rule gallery:
         runtime=10,
     params:
         measured=expand(f"{OUT}/{{notebook}}.ipynb", notebook=ALONE),
+        record=content(RECORD),
     shell:
         "python -m cats.paper.site {FIGURES:q} {input.executed:q}"
         + (" && python -m cats.paper.site {HERE:q} {params.measured:q}" if len(PAGES) > 1 else "")
@@ -255,6 +270,7 @@ rule stage:
         f"{FIGURES}/{{stage}}-{{run}}.json",
     log:
         f"{OUT}/runs/{{run}}/{{stage}}.log",
+    priority: 1  # the longest way, on which others wait
     threads: THREADS
     resources:
         mem_mb=ask("mem_mb", 8000),

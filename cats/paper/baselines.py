@@ -13,7 +13,7 @@ import copy
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,46 +82,58 @@ def onnx(
     batch: an example with at least two tokens. threads: those of torch, if not given. bits: 32, or
     8 for the linear layers.
     """
-    if bits not in (8, 32) or batch["input_ids"].shape[1] < 2:
+    return onnx_in(model, batch, (bits,), threads)[bits]
+
+
+def onnx_in(
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    bits: Sequence[int] = (32, 8),
+    threads: int | None = None,
+) -> dict[int, Callable[..., torch.Tensor]]:
+    """`onnx` in several numbers of bits, by their number: the model is exported once, which takes
+    longest.
+    """
+    if not {*bits} <= {8, 32} or batch["input_ids"].shape[1] < 2:
         raise ValueError(
-            f"onnx wants 8 or 32 bits and two tokens or more, got {bits} and"
+            f"onnx wants 8 or 32 bits and two tokens or more, got {', '.join(map(str, bits))} and"
             f" {tuple(batch['input_ids'].shape)}"
         )
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, _quiet():
+        plain, small = Path(folder, "model.onnx"), Path(folder, "model-8.onnx")
+        _export(model, batch, plain)
+        if 8 in bits:
+            _quantise(plain, small)
+        return {one: _session(small if one == 8 else plain, threads) for one in bits}
+
+
+def _export(model: nn.Module, batch: Mapping[str, torch.Tensor], file: Path) -> None:
     example = {
         name: value[:1].long().cpu().repeat(2, 1) for name, value in batch.items()
     }  # one row becomes a constant
-    axes, options = (
-        ({name: {0: "rows", 1: "tokens"} for name in example},),
-        onnxruntime.SessionOptions(),
+    torch.onnx.export(
+        _Logits(model).eval(),
+        (example, dict[str, Any]()),  # {}: a dict that comes last means keyword arguments
+        file,
+        input_names=list(example),
+        dynamic_shapes=({name: {0: "rows", 1: "tokens"} for name in example},),
+        dynamo=True,
+        verbose=False,
     )
+
+
+def _quantise(source: Path, file: Path) -> None:
+    graph = load(source)
+    # torch's shapes of transposed weights; the quantiser takes them for contradictions
+    del graph.graph.value_info[:]
+    linear = ["MatMul", "Gemm"]  # with 7 bits of weights, as 8 overflow without VNNI
+    quantize_onnx(graph, file, op_types_to_quantize=linear, per_channel=True, reduce_range=True)
+
+
+def _session(file: Path, threads: int | None) -> Callable[..., torch.Tensor]:
+    options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, _quiet():
-        file = Path(folder, "model.onnx")
-        args, more = (
-            (example, dict[str, Any]()),
-            {
-                "dynamo": True,
-                "verbose": False,
-            },
-        )  # {}: a dict that comes last means keyword arguments
-        torch.onnx.export(
-            _Logits(model).eval(),
-            args,
-            file,
-            input_names=list(example),
-            dynamic_shapes=axes,
-            **more,
-        )
-        if bits == 8:
-            graph = load(file)
-            del graph.graph.value_info[
-                :
-            ]  # torch's shapes of transposed weights; the quantiser takes them for contradictions
-            linear = ["MatMul", "Gemm"]  # with 7 bits of weights, as 8 overflow without VNNI
-            quantize_onnx(
-                graph, file, op_types_to_quantize=linear, per_channel=True, reduce_range=True
-            )
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
     return lambda batch: torch.from_numpy(
         session.run(None, {name: batch[name].long().cpu().numpy() for name in names})[0]

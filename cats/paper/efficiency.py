@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from cats.model import cost
 from cats.paper import style, timing
 from cats.paper.places import DATA
+from cats.runtime.loop import starting
 from cats.stats.calibrators import calibrate
 from cats.stats.exits import exit_layers
 from cats.stats.table import ScoreTable
@@ -39,8 +40,9 @@ def measure(names: list[str], tokens: int, repeats: int) -> tuple[dict, pd.DataF
     curves, costs = {}, []
     for name in names:
         cat = timing.untrained(name)
-        times = min(3, repeats) if name in LARGE else repeats
-        curves[name] = timing.by_exit(cat, tokens, times, every(name))
+        large = name in LARGE
+        times = min(3, repeats) if large else repeats
+        curves[name] = timing.by_exit(cat, tokens, times, every(name), brief=large)
         layer = cost.layer_macs(cat.backbone, tokens)[0]
         head, meta = cost.head_macs(cat.heads)[0] / layer, cost.meta_macs(cat.meta) / layer
         costs.append((name, layer, head, meta))
@@ -95,13 +97,20 @@ def exits_of(tables: Mapping[str, ScoreTable], seed: int = 0) -> dict[tuple, np.
 def replayed(
     cat: Any, exits: Mapping, inputs: int, tokens: int, repeats: int, depth: int
 ) -> dict[Any, timing.Replay]:
-    """All exits replayed at batch 32 on an architecture, in turns with F. Asserts that on equal
-    inputs time follows layers, as far as intervals can tell.
+    """All exits replayed at batch 32 on an architecture, in turns with F, which has a turn for each
+    task and target; methods with the same exits are timed once. Asserts that on equal inputs time
+    follows layers, as far as intervals can tell.
     """
     l = cat.backbone.n_layers
     patterns = {key: np.resize(found * l // depth, inputs) for key, found in exits.items()}
     scored = {key: key[2].split("/")[1] for key in patterns}
-    found = timing.replays(cat, patterns, tokens, 32, repeats, scored, beside=8)
+    work = {key: (scored[key], pattern.tobytes()) for key, pattern in patterns.items()}
+    first = {same: key for key, same in reversed(work.items())}  # the first with these exits
+    own = {key: patterns[key] for key in patterns if first[work[key]] == key}
+    batches = len(own) * -(-inputs // starting(32))  # that the CAT asks for, in a repeat
+    beside = batches // len({key[:2] for key in exits})
+    timed = timing.replays(cat, own, tokens, 32, repeats, scored, beside=beside)
+    found = {key: timed[first[same]] for key, same in work.items()}
     if repeats >= 6:  # fewer have no interval
         for task, target, _ in patterns:
             same = {key: value for key, value in found.items() if key[:2] == (task, target)}

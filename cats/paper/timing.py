@@ -223,6 +223,7 @@ def replays(
     repeats: int = 5,
     measures: Any = None,
     beside: int = 4,
+    brief: bool = False,
 ) -> "dict[str, Replay]":
     """Time F, and the CAT on batches of random tokens whose rows exit at the layers of each pattern
     (a dict of arrays of one length, by name). They take turns, so that a machine that slows down
@@ -232,6 +233,8 @@ def replays(
     measures  by name, what the CAT computes after each layer; "meta" where nothing is said
     beside    F takes its turn before every so many patterns (batch 1) or batches of whatever
               pattern, and not before each
+    brief     at batch 1: time F on one input of a block, and warm nothing up, for models whose
+              weights are larger than any cache
     """
     l, n, never = (
         cat.backbone.n_layers,
@@ -259,9 +262,10 @@ def replays(
         )
 
     def turn(run: Callable[[int], Any], block: Any) -> list[float]:
-        run(block[-1])
-        # untimed: a model of which the caches hold what the other has left is slower than it is by
-        # itself, the CAT above all
+        if not brief:
+            # untimed: a model of which the caches hold what the other has left is slower than it is
+            # by itself, the CAT above all
+            run(block[-1])
         return [seconds(lambda: run(i)) for i in block]
 
     turns, alone = itertools.count(), [seconds(run_full)]  # the first warms up
@@ -287,7 +291,7 @@ def replays(
         for block in np.split(np.arange(n), range(BLOCK, n, BLOCK)):
             for j, name in enumerate(patterns):
                 if j % beside == 0:
-                    last = turn(run_full, block)
+                    last = turn(run_full, block[:1] if brief else block)
                 one = lambda i: run_early(name, [batch_of(ids[i : i + 1])], [exits[name][i]])
                 full[name][r, block], early[name][r, block] = last, turn(one, block)
     return {
@@ -302,18 +306,19 @@ def by_exit(
     repeats: int = 5,
     every: int = 1,
     measures: Sequence[str] = ("meta", "sm"),
+    brief: bool = False,
 ) -> dict[str, Floats]:
     """{measure: T_G(k)/T_F (l,)} of one input that exits at layer k: with it the time of any exits
     at batch 1 is a sum.
 
     every  measure each so many layers and the last, and interpolate between them, for models that
            take seconds
+    brief  as in `replays`
     """
     l = cat.backbone.n_layers
-    layers = measured(l, every)
-    times = replays(
-        cat, dict.fromkeys(measures, layers), tokens, 1, repeats, dict(zip(measures, measures))
-    )
+    layers, by = measured(l, every), dict(zip(measures, measures))
+    patterns = dict.fromkeys(measures, layers)
+    times = replays(cat, patterns, tokens, 1, repeats, by, brief=brief)
     # within a repeat both have met the same machine, which between repeats has two speeds and more:
     # so ratios first, then medians
     return {

@@ -126,14 +126,18 @@ class Loop:
             self.left += [(row, logits, l, 1.0) for row, logits in zip(cohort.rows, answers)]
             cohort.rows = []
 
+    def score(self, scorer: Scorer, k: int, state: State) -> tuple[list[Any], list[float]]:
+        """Early predictions and scores of a state after layer k."""
+        x = self.backbone.read(state, self.reads)
+        if x.is_cpu and x.dtype is torch.float32 and not self.autocast:
+            return scorer(k, x)
+        # F may run elsewhere and in lower precision, heads and scores do not
+        with torch.autocast("cpu", enabled=False):
+            return scorer(k, x.float().cpu())
+
     def leave(self, cohort: Cohort, k: int) -> None:
         """The rows that exit at layer k leave the cohort."""
-        x = self.backbone.read(cohort.state, self.reads)
-        if x.is_cpu and x.dtype is torch.float32 and not self.autocast:
-            answers, scores = cohort.scorer(k, x)
-        else:  # F may run elsewhere and in lower precision, heads and scores do not
-            with torch.autocast("cpu", enabled=False):
-                answers, scores = cohort.scorer(k, x.float().cpu())
+        answers, scores = self.score(cohort.scorer, k, cohort.state)
         if self.audit:
             self.audit.note(k, cohort.rows, answers, scores)
         threshold = self.thresholds[k - 1]

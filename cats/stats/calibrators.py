@@ -245,12 +245,12 @@ def find_method(name: str, options: Iterable[str] = ()) -> Method:
     """
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; there are {', '.join(METHODS)}")
-    known = list(inspect.signature(METHODS[name].thresholds).parameters)[2:]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise TypeError(
-            f"{name} takes {', '.join(known) or 'no options'}, not {', '.join(unknown)}"
-        )
+    if given := set(options):
+        known = list(inspect.signature(METHODS[name].thresholds).parameters)[2:]
+        if unknown := sorted(given - set(known)):
+            raise TypeError(
+                f"{name} takes {', '.join(known) or 'no options'}, not {', '.join(unknown)}"
+            )
     return METHODS[name]
 
 

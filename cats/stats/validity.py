@@ -209,6 +209,7 @@ class Calibrations(NamedTuple):
     right: np.ndarray  # (trials,), calibration inputs where F is right
 
 
+@lru_cache(maxsize=16)
 def simulate(
     at: Setting,
     method: str,
@@ -217,7 +218,7 @@ def simulate(
     **options: Any,
 ) -> Calibrations:
     """Calibrate many times, on fresh inputs each time; `given_right` keeps only those where F is
-    right.
+    right. Several checks look at the same calibrations: the last ones are kept.
     """
     rng = at.rng
     results = []

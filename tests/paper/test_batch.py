@@ -189,6 +189,29 @@ def test_what_a_profile_says_reaches_notebooks_and_what_is_launched_before_them(
         assert launched == notebook | {"folder": f"../{notebook['folder']}"}
 
 
+def test_a_page_as_old_as_its_tables_is_made_anew(tmp_path):
+    """A clone writes all files in one moment: what is stale is not older, and is seen all the
+    same.
+    """
+    batches.copy(tmp_path, "cats", "notebooks", "Snakefile")
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump({"profile": "small", "parameters": {}}))
+    page, tables = tmp_path / "figures/explorer.html", tmp_path / "data/tables/manifest.json"
+    for path in (page, tables):
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+
+    def told(*options):
+        for path in tmp_path.rglob("*"):
+            os.utime(path, (1.6e9, 1.6e9))
+        return batch(tmp_path, "build/small/explorer.made", *options).communicate(timeout=600)[0]
+
+    said = told()
+    assert page.read_text().startswith("<!doctype html>"), said
+    assert "Nothing to be done" in told("--dry-run")
+    tables.write_text(json.dumps({"a": {"what": "heads"}}))
+    assert "rule explorer" in told("--dry-run")
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """A clone with figures of two notebooks, one of which measures time, or so its profile says."""

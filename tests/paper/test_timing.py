@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from cats.paper import timing
+from cats.paper import efficiency, timing
 
 TINY = {
     "model_type": "bert",
@@ -49,8 +49,23 @@ def test_each_model_is_charged_its_own_work_and_all_of_it(cat, batch_size, besid
             np.testing.assert_array_equal(found.early, [patterns[name]] * 2)
 
 
-def test_time_by_exit_is_interpolated_between_the_layers_measured(cat):
-    np.testing.assert_allclose(timing.by_exit(cat, 3, 1, every=2)["sm"], [1 / 4, 2 / 4, 3 / 4, 1])
+@pytest.mark.parametrize("brief", [False, True])
+def test_time_by_exit_is_interpolated_between_the_layers_measured(cat, brief):
+    curves = timing.by_exit(cat, 3, 1, every=2, brief=brief)
+    np.testing.assert_allclose(curves["sm"], [1 / 4, 2 / 4, 3 / 4, 1])
+
+
+def test_methods_that_leave_alike_are_timed_once(cat):
+    rng = np.random.default_rng(0)
+    one, other = rng.integers(1, 5, (2, 40))
+    methods = {"pac/meta": one, "ltt/meta": one, "shared/sm": one, "shared/meta": other}
+    exits = {(task, 0.9, name): found for task in "ab" for name, found in methods.items()}
+    found = efficiency.replayed(cat, exits, 32, 3, 2, 4)
+    assert list(found) == list(exits)
+    assert len({id(replay) for replay in found.values()}) == 3
+    assert found["a", 0.9, "pac/meta"] is found["b", 0.9, "ltt/meta"]
+    for key, replay in found.items():
+        np.testing.assert_allclose(replay.ratios, [exits[key][:32].mean() / 4] * 2)
 
 
 def test_tensors_held_are_counted_where_most_are_held():

@@ -131,6 +131,25 @@ def test_a_stream_is_read_as_it_is_answered(cat, monkeypatch):
         list(answers)
 
 
+@pytest.mark.parametrize("how", [{}, {"body": "bfloat16"}, {"autocast": "bfloat16"}], ids=str)
+def test_scores_for_margins_are_those_of_a_run(how):
+    """All measures from one pass, against a run of each in which nobody leaves: bit for bit."""
+    cat, texts = tiny.fit(**how), tiny.texts()["calibration"]
+    measures = [measure for measure in CAT.measures() if measure != "patience"]
+    for some in (texts[:1], texts[:7]):
+        batch = cat.tokenizer(some, padding=True, return_tensors="pt")
+        found = cat._scores(batch, measures)
+        for measure in measures:
+            seen = np.full((len(some), 2), np.nan)
+
+            def look(k, scores, rows):
+                seen[rows, k - 1] = scores
+                return [False] * len(rows)
+
+            cat.run([batch], np.full(2, np.inf), measure, look)
+            assert np.array_equal(seen, found[measure])
+
+
 def test_the_size_of_a_batch_can_be_left_to_us(cat):
     for a, b in zip(cat.predict(TEXTS, 0.4, "auto"), cat.predict(TEXTS, 0.4)):
         np.testing.assert_allclose(a, b, atol=1e-6)
