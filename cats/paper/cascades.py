@@ -75,6 +75,7 @@ def cascade_figure(means: pd.DataFrame, costs: Sequence[float], names: Sequence[
     drawn, whole = style.looks(means["method"]), sum(costs)
     for method, part in means.groupby("method", sort=False):
         look = dict(color=drawn[method].colour, marker=drawn[method].marker, label=method)
+        look |= style.stroke(drawn[method].dash)
         left.plot(1 - part["epsilon"], part["consistency"], **look)
         right.plot(1 - part["epsilon"], 100 * part["cost"] / costs[-1], **look)
     left.axline((1, 1), slope=1, color="black", linewidth=0.8)

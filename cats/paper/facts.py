@@ -20,6 +20,7 @@ from scipy.stats import betabinom, fisher_exact
 from cats._io import read_json
 from cats.paper.places import DATA, FIGURES
 from cats.paper.report import PAPER_LAYERS, PAPER_MODEL
+from cats.paper.seeds import compared
 from cats.paper.style import title, written
 from cats.stats.calibrators import METHODS
 from cats.stats.quantiles import Bools, Ints
@@ -88,6 +89,16 @@ def of(flags: ArrayLike) -> str:
     """
     flags = np.asarray(flags, bool)
     return f"{int(flags.sum())} of {flags.size}"
+
+
+def mostly(flags: Any) -> str:
+    """Whether something holds always, more often than not, or not.
+
+    >>> mostly([True, True]), mostly([True, False, True]), mostly([True, False])
+    ('yes', 'mostly', 'no')
+    """
+    share = np.mean(np.asarray(flags, bool))
+    return "yes" if share == 1 else "mostly" if share > 0.5 else "no"
 
 
 def side(value: float) -> str:
@@ -357,7 +368,7 @@ def features(read: Files) -> Facts:
         all_better=bool(better.all()),
         fewer=of(meta[used] < single[used]),
         wins=of(wins) if wins.size else None,
-        wins_most=bool(wins.mean() > 0.5) if wins.size else None,
+        wins_most=mostly(wins) if wins.size else None,
         theirs=of(theirs),
     )
 
@@ -384,9 +395,9 @@ def consistency(read: Files) -> Facts:
     return _splits(frame) | dict(
         free=of(missed),
         cheaper=of(used["shared"] < used["independent"]),
-        cheaper_most=bool((used["shared"] < used["independent"]).mean() > 0.5),
+        cheaper_most=mostly(used["shared"] < used["independent"]),
         wins=of(wins) if len(wins) else None,
-        wins_most=bool(wins.mean() > 0.5) if len(wins) else None,
+        wins_most=mostly(wins) if len(wins) else None,
         epsilon=near,
         saved=spread(saved, "{:.1f}"),
         task=written(at["task"]) if at else None,
@@ -418,7 +429,7 @@ def tables(read: Files) -> Facts:
     return found | dict(
         cheapest=of(cheapest),
         cheapest_paper=of(printed),
-        cheapest_most=bool(cheapest.mean() > 0.5),
+        cheapest_most=mostly(cheapest),
         right=of(enough) if len(enough) else None,
         all_right=bool(enough.all()) if len(enough) else None,
         saved=saved.mean(),
@@ -505,7 +516,7 @@ def measures(read: Files) -> Facts:
         chance=of(gap[chance].round(9) >= 0),
         best=of(best == "meta"),
         best_paper=of(printed.idxmin(axis=1) == "meta"),
-        best_most=bool((best == "meta").mean() > 0.5),
+        best_most=mostly(best == "meta"),
         other=best[best != "meta"].mode().iloc[0] if (best != "meta").any() else "none",
         meta=used["meta"].mean(),
         random=used["random"].mean(),
@@ -533,7 +544,7 @@ def other_backbones(read: Files) -> Facts:
     return _splits(frame) | dict(
         backbones=" and ".join(written(name) for name in dict.fromkeys(frame["backbone"])),
         cheaper=of(cheaper),
-        cheaper_most=bool(cheaper.mean() > 0.5),
+        cheaper_most=mostly(cheaper),
         saved=spread(100 * saved.dropna(), "{:.1f}") if saved.notna().any() else None,
         saves=bool((saved.dropna() > 0).all()) if saved.notna().any() else None,
         epsilon=near,
@@ -542,6 +553,7 @@ def other_backbones(read: Files) -> Facts:
         backbone=written(made["backbone"]),
         layers=at["layers_mean"][task],
         depth=depth,
+        untrained=None if read.has("32_other_backbones_c3") else "RoBERTa-large",
         few=at["layers_mean"][task] < 5 if (task, depth) == ("ag_news", 12) else None,
     )
 
@@ -649,9 +661,10 @@ def heads(read: Files) -> Facts:
     kept = used[used["recipe"] == "distilled"]
     gap = kept["consistency"] - 1 + kept["epsilon"]
     areas = read("42_heads_by_layer").query("recipe == 'distilled'").dropna()
-    at = used[used["epsilon"] == e].pivot(index="pair", columns="recipe", values="layers")
+    used["share"] = used["layers"] / used["n_layers"]  # encoders differ in depth
+    at = used[used["epsilon"] == e].pivot(index="pair", columns="recipe", values="share")
     mean = at.mean()
-    return dict(
+    return _seeds(read) | dict(
         pairs=len(saved),
         epsilon=e,
         saved=saved[e].mean(),
@@ -668,6 +681,17 @@ def heads(read: Files) -> Facts:
         settled=mean["settled"],
         oracle=mean["oracle"],
     )
+
+
+def _seeds(read: Files) -> Facts:
+    """What seeds change beside what the recipe changes, where pairs have more than one seed."""
+    names = ("seeds_range", "seeds_beaten", "seeds_clear")
+    if not read.has("42_heads_seeds"):
+        return dict.fromkeys(names)
+    both = compared(read("42_heads_seeds")).dropna()
+    larger = both["recipes"] > both["seeds"]
+    found = (spread(both["seeds"], "{:.2f}"), of(larger), bool(larger.all()))
+    return dict(zip(names, found if len(both) else (None,) * 3))
 
 
 @about("43_choosing")

@@ -52,8 +52,8 @@ METHODS = {
     "oracle": Look("oracle", "#000000", "*", (1, 2)),
 }
 MEASURES = {
-    "meta": Look("Meta", "#D55E00", "o"),
-    "sm": Look("SM", "#0072B2", "s", DASHED),
+    "meta": Look("meta", "#D55E00", "o"),
+    "sm": Look("p max", "#0072B2", "s", DASHED),
     "diff": Look("difference", "#E69F00", "^", DOTTED),
     "entropy": Look("entropy", "#009E73", "D", MIXED),
     "kl": Look("KL", "#CC79A7", "P", (4, 1)),
@@ -229,6 +229,26 @@ def save_table(
     return look()
 
 
+def readable(frame: pd.DataFrame, digits: int = 3) -> pd.DataFrame:
+    """A frame as a reader sees it: names as they are written, numbers to so many digits, ε and
+    targets as they were given, a truth as a word.
+
+    >>> readable(pd.DataFrame({"task": ["ag_news"], "epsilon": [0.05], "layers": [4.7]}), 2)
+          task epsilon layers
+    0  AG News    0.05   4.70
+    """
+
+    def text(column: pd.Series) -> pd.Series:
+        if column.dtype == bool:
+            return column.map({True: "yes", False: "no"})
+        if column.dtype.kind == "f":
+            given = column.name in ("epsilon", "target")
+            return column.map(("{:g}" if given else f"{{:.{digits}f}}").format)
+        return column.astype(str)
+
+    return frame.replace(NAMES).apply(text)
+
+
 def _latex(look: Any, name: str, heads: Mapping[str, tuple[str, str]]) -> str:
     """A table as LaTeX (booktabs) with grouped heads, caption and label."""
     columns = list(look.columns)
@@ -256,9 +276,9 @@ def _latex(look: Any, name: str, heads: Mapping[str, tuple[str, str]]) -> str:
 
 def _escaped(text: str) -> str:
     """Text with what LaTeX would read as commands made plain."""
-    return (
-        re.sub(r"([&%$#_{}])", r"\\\1", text).replace("ε", r"$\varepsilon$").replace("≥", r"$\ge$")
-    )
+    signs = {"ε": r"$\varepsilon$", "≥": r"$\ge$", "−": "$-$"}
+    text = re.sub(r"([&%$#_{}])", r"\\\1", text)
+    return re.sub("[ε≥−]", lambda found: signs[found[0]], text)
 
 
 def save_reading(name: str, text: str) -> Markdown:
@@ -290,7 +310,7 @@ def promise_zone(axis: Axes) -> None:
 
 def coin(axis: Axes, label: bool = True) -> None:
     """A line at 0.5, the AUROC of a coin."""
-    axis.axhline(0.5, color="black", linewidth=0.8, linestyle=":", zorder=0)
+    axis.axhline(0.5, color="black", linewidth=1.2, linestyle=":", zorder=1)  # above the grid
     place = dict(xycoords=axis.get_yaxis_transform(), va="top", ha="right")
     if label:
         axis.annotate("a coin", (0.99, 0.49), fontsize="small", color="#444444", **place)
@@ -404,14 +424,15 @@ def consistency_and_layers(
     figure.suptitle(title, fontsize="medium")
     if style != "method" and len(dashes) > 1:
         handles = [
-            Line2D([], [], color="black", linewidth=1.5, label=written(kind), **_stroke(dash))
+            Line2D([], [], color="black", linewidth=1.5, label=written(kind), **stroke(dash))
             for kind, dash in dashes.items()
         ]
         figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
     return figure
 
 
-def _stroke(dash: Any) -> dict[str, Any]:
+def stroke(dash: Any) -> dict[str, Any]:
+    """A look's dash as matplotlib takes it."""
     return {"linestyle": (0, dash)} if dash else {}
 
 

@@ -20,7 +20,7 @@ from cats.stats.trials import auroc, evaluate
 if TYPE_CHECKING:
     from cats.train.run import Run
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
 
 
 def runs(recipes: list[str], **settings: Any) -> dict[str, "Run"]:
@@ -138,11 +138,11 @@ def layers_figure(
     """Left: consistency and performance by layer. Right: calibration error, or distance to F."""
     layers, metric = report["layer"], run.task.metric
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.9), layout="constrained")
-    left.plot(layers, report["consistency"], marker="o", color=BLUE, label="agrees with F")
-    for recipe in recipes:
-        look = dict(marker="^", color=GREEN, label=f"agrees with F, {recipe}")
-        left.plot(layers, report[f"consistency, {recipe}"], **look)
-    left.plot(layers, report[metric], marker="s", color=ORANGE, label=metric)
+    for recipe, seen in style.looks(["paper", *recipes], style.RECIPES).items():
+        shown = f"consistency, {recipe}" if recipe in recipes else "consistency"
+        look = dict(marker=seen.marker, color=seen.colour)
+        left.plot(layers, report[shown], label=f"agrees with F, {seen.name}", **look)
+    left.plot(layers, report[metric], marker="^", ls="--", color=GREY, label=f"{metric}, paper")
     left.set(xlabel="layer", title=style.title(run.name), ylim=(0, 1.02))
     left.set_ylabel(f"agreement, {metric}")
     left.legend(loc="lower right")
@@ -180,7 +180,7 @@ def auroc_figure(report: pd.DataFrame, run: "Run") -> Figure:
         if f"auroc_{name}" in report:
             look = style.MEASURES[name]
             line = dict(marker=look.marker, color=look.colour, label=words)
-            axis.plot(report["layer"], report[f"auroc_{name}"], **line)
+            axis.plot(report["layer"], report[f"auroc_{name}"], **line, **style.stroke(look.dash))
     style.coin(axis)
     axis.set(xlabel="layer", ylabel="AUROC", title=style.title(run.name), ylim=(0.45, 1.02))
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 0.12), ncols=2)
@@ -198,7 +198,7 @@ def scores_figure(table: ScoreTable) -> Figure:
         axis.hist([m[agrees], m[~agrees]], bins=20, range=(0, 1), **look)
         axis.set(title=f"layer {k}", xlabel="meta score", yscale="log")
     axes[0].set_ylabel("inputs")
-    axes[0].legend(loc="upper left")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     figure.suptitle(whose(table), fontsize="medium")
     return figure
 

@@ -98,7 +98,7 @@ def test_words_follow_the_numbers(folder):
     assert found["margin_side"] == "above" and found["saved"] == "1.0" and found["wins"] is None
     assert found["backbone"] == "MobileBERT" and found["cheaper"] == "1 of 1"
     text = reading.render("22_consistency", folder=folder)
-    assert "5.00 points above" in text and "Meta is cheaper" not in text
+    assert "5.00 points above" in text and "meta is cheaper" not in text
 
     sweep(shared=0.85).to_csv(folder / "22_consistency.csv", index=False)  # far below 0.9
     text = reading.render("22_consistency", folder=folder)
