@@ -3,6 +3,7 @@ numbers. Nothing here goes through cats.paper.facts, so that a wrong fact cannot
 """
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -312,4 +313,5 @@ def use():
 def every():
     """(README or figures, a sentence that it must have), all of them."""
     parts = (performance, consistency, results, exits, seconds, appendices, beyond, use)
-    return [headline for part in parts for headline in part()]
+    said = [headline for part in parts for headline in part()]
+    return [(name, re.sub(r"(?<=\d)%", " %", sentence)) for name, sentence in said]

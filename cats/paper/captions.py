@@ -52,9 +52,9 @@ CAPTIONS = {
     "23_tables_classification": f"Table 3: classification, test. {BESIDE}",
     "23_tables_regression": f"Table 4: STS-B, test. {BESIDE}",
     "24_exit_layers": "Figure 5: the share of IMDB inputs that leave at each layer, by ε; dashed"
-    " lines are the means.",
+    " (shared) and dotted (first_exit) lines are the means.",
     "24_exit_layers_others": "Figure C.1: the share of inputs that leave at each layer, a row a"
-    " task, by ε; dashed lines are the means.",
+    " task, by ε; dashed (shared) and dotted (first_exit) lines are the means.",
     "24_exit_layers_means": "Mean exit layers by task, method and ε; half is the share that leaves"
     " in the first half of the layers, last the share that runs them all.",
     "25_efficiency_by_exit": "Time of an exit at layer k as a share of the full model's, one input"

@@ -130,7 +130,7 @@ def way_through(
         boxes.text(
             l + 0.42,
             1.15,
-            f"{l - exit_layer} layers not run: {1 - exit_layer / l:.0%} of F",
+            f"{l - exit_layer} layers not run: {100 * (1 - exit_layer / l):.0f} % of F",
             ha="right",
             va="bottom",
             fontsize=9,

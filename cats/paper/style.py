@@ -459,6 +459,11 @@ def numbers(frame: pd.DataFrame, by: str | Iterable[str] = "task") -> pd.DataFra
     return pd.concat(parts, ignore_index=True)
 
 
+def bar(colour: str, full: bool = True) -> dict[str, Any]:
+    """A bar's look: filled, or pale with an edge, so that two side by side differ in grey, too."""
+    return dict(facecolor=colour if full else (colour, 0.3), edgecolor=colour, linewidth=0.6)
+
+
 def exit_histograms(frame: pd.DataFrame, n_layers: int, title: str = "") -> Figure:
     """Figure 5's layout: the share of inputs that leave at each layer, one row a task, one column
     an epsilon, the means marked.
@@ -484,13 +489,10 @@ def exit_histograms(frame: pd.DataFrame, n_layers: int, title: str = "") -> Figu
         for i, method in enumerate(methods):
             part = panel[panel["method"] == method]
             place = part["layer"] + (i - (len(methods) - 1) / 2) * width
-            axis.bar(place, part["share"], width, color=colours[method], linewidth=0, label=method)
-            axis.axvline(
-                (part["layer"] * part["share"]).sum(),
-                color=colours[method],
-                linestyle="--",
-                linewidth=1.2,
-            )
+            look = bar(colours[method], full=i == 0)
+            axis.bar(place, part["share"], width, label=method, **look)
+            mean, dash = (part["layer"] * part["share"]).sum(), ("--", ":")[i % 2]
+            axis.axvline(mean, color=colours[method], linestyle=dash, linewidth=1.4)
         axis.grid(False, axis="x")
         axis.set(
             xlim=(0.4, n_layers + 0.6),
@@ -500,7 +502,7 @@ def exit_histograms(frame: pd.DataFrame, n_layers: int, title: str = "") -> Figu
             axis.set_title(f"ε = {epsilon:g}")
     for task, row in zip(tasks, axes):
         row[0].set_ylabel(f"{written(task)}\nshare of inputs")
-    figure.supxlabel(f"exit layer (of {n_layers}); dashed: the mean", fontsize="medium")
+    figure.supxlabel(f"exit layer (of {n_layers}); dashed, dotted: the means", fontsize="medium")
     figure.suptitle(title, fontsize="medium")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center")
     return figure

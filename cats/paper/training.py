@@ -194,8 +194,10 @@ def scores_figure(table: ScoreTable) -> Figure:
     figure, axes = plt.subplots(1, 3, figsize=(9, 2.4), layout="constrained", sharey=True)
     for axis, k in zip(axes, (1, table.n_layers // 2, table.n_layers - 1)):
         agrees, m = table.consistent[:, k - 1], np.asarray(table.meta)[:, k - 1]
-        look = dict(color=[BLUE, ORANGE], label=["$F_k = F$", "$F_k ≠ F$"])
-        axis.hist([m[agrees], m[~agrees]], bins=20, range=(0, 1), **look)
+        names = ["$F_k = F$", "$F_k ≠ F$"]
+        _, _, (pale, full) = axis.hist([m[agrees], m[~agrees]], 20, range=(0, 1), label=names)
+        for bars, look in ((pale, style.bar(BLUE, full=False)), (full, style.bar(ORANGE))):
+            plt.setp(bars, **look)
         axis.set(title=f"layer {k}", xlabel="meta score", yscale="log")
     axes[0].set_ylabel("inputs")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")

@@ -198,7 +198,7 @@ def test_a_watched_promise_is_read_from_its_streams(tmp_path):
 
     watched(tmp_path, recalibrated=0.94, late=np.inf)  # not restored, and never found
     text = reading.render("45_monitor", folder=tmp_path)
-    assert "| 94.0 to 97.0 % for 95% | no |" in text and "after more than 2,000 where 10%" in text
+    assert "| 94.0 to 97.0 % for 95 % | no |" in text and "after more than 2,000 where 10 %" in text
 
 
 def test_a_cascade_is_read_from_what_it_was_seen_to_do(tmp_path):
