@@ -27,7 +27,10 @@ FIGURES = config.get("figures", "figures")
 PARAMETERS = config["parameters"]
 STAGES = ["02_fine_tuning", "03_early_heads", "04_meta_classifiers", "05_scores"]
 # what a stage does not know yet is not given to it, so that changing it leaves that stage alone
-LATER = {"02_fine_tuning": {"early", "meta", "recipes"}, "03_early_heads": {"meta"}}
+LATER = {
+    "02_fine_tuning": {"head_options", "meta_options", "recipes"},
+    "03_early_heads": {"meta_options"},
+}
 LOCAL = config.get("local")  # a folder with models/NAME and datasets/TASK instead of the Hub
 BASE = os.path.relpath(LOCAL, "notebooks") if LOCAL else None
 for run in config.get("runs", []) if LOCAL else ():
@@ -35,8 +38,11 @@ for run in config.get("runs", []) if LOCAL else ():
         "model": f"{BASE}/models/{Path(run['model']).name}",
         "source": f"{BASE}/datasets/{run['task']}",
     }
+OLD = {"early": "head_options", "meta": "meta_options"}  # as profiles of 0.1.0 name them
 RUNS = {
-    f"{run['task']}-{Path(run['model']).name}-{run.get('seed', 0)}": run
+    f"{run['task']}-{Path(run['model']).name}-{run.get('seed', 0)}": {
+        OLD.get(name, name): value for name, value in run.items()
+    }
     for run in config.get("runs", [])
 }
 THREADS = config.get("threads", 1)
@@ -153,7 +159,7 @@ def whole(run):
     return {"folder": f"{OUT}/runs/{run}"} | RUNS[run]
 
 
-def said(values):
+def as_yaml(values):
     """Parameters in one line, as papermill reads them: in YAML, which takes JSON's 1e-05, a rate of
     learning, for a word.
     """
@@ -170,7 +176,7 @@ def parameters(wildcards):
         values["run"] = whole(values["run"])
     if LOCAL and "tasks" in values:
         values["sources"] = {task: f"{BASE}/datasets/{task}" for task in values["tasks"]}
-    return said(values)
+    return as_yaml(values)
 
 
 rule notebook:
@@ -227,13 +233,14 @@ def before(wildcards):
 
 
 def settings(wildcards):
+    """What a stage is given: the settings of its run that it knows."""
     values = whole(wildcards.run)
     if "recipes" in config:
         values = {"recipes": config["recipes"]} | values
     if wildcards.stage == STAGES[-1] and "ship" in config:
         values["ship"] = config["ship"]
     later = LATER.get(wildcards.stage, ())
-    return said({name: value for name, value in values.items() if name not in later})
+    return {name: value for name, value in values.items() if name not in later}
 
 
 STEP = dict(zip(STAGES, ["model", "heads", "meta", "tables"]))
@@ -245,7 +252,7 @@ def launch(wildcards):
     """
     if "launch" not in config:
         return ""
-    values = yaml.safe_load(settings(wildcards))
+    values = settings(wildcards)
     values |= {"folder": f"../{values['folder']}"}  # it runs in the notebooks' folder
     values.pop("ship", None)
     recipes = shlex.join(values.pop("recipes", ["paper", "distilled"]))
@@ -270,7 +277,7 @@ rule stage:
         runtime=ask("runtime", 240),
         gpu=ask("gpu", 0),
     params:
-        values=settings,
+        values=lambda wildcards: as_yaml(settings(wildcards)),
         launch=launch,
         figures=os.path.relpath(FIGURES),
         running=f"{OUT}/runs/{{run}}/{{stage}}.running.ipynb",

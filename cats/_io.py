@@ -124,11 +124,11 @@ def read_json(path: str | Path) -> Any:
         return None
 
 
-def digest(content: Any) -> str:
+def digest(content: Any, before: bytes = b"") -> str:
     """The hash of bytes, of a mapping of arrays (names, types, shapes and numbers), or of anything
-    that can be written as JSON.
+    that can be written as JSON; what is `before` it counts, too.
     """
-    found = hashlib.sha256()
+    found = hashlib.sha256(before)
     if isinstance(content, bytes):
         found.update(content)
     elif isinstance(content, Mapping) and any(
@@ -152,14 +152,18 @@ def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], header: dict
     """Arrays and what is known about them in one safetensors file, with a hash of both."""
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     header = json.loads(json.dumps(header | {"sha256": digest(arrays)}))
-    header["digest"] = digest(header)
+    write_arrays(path, arrays, header | {"digest": digest(header)})
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], header: dict) -> None:
+    """Arrays and a header as they are."""
     # one key: safetensors does not keep the order of several
     with writing(path) as aside:
-        save_file(arrays, aside, {"cats": json.dumps(header, sort_keys=True)})
+        save_file(dict(arrays), aside, {"cats": json.dumps(header, sort_keys=True)})
 
 
-def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
-    """What `save_arrays` wrote; refuses a file that is cut short, changed, or not of this kind."""
+def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
+    """What `write_arrays` wrote; refuses a file that is cut short or not of this kind."""
     try:
         with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get("cats", "{}"))
@@ -168,9 +172,17 @@ def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
         raise FileNotFoundError(f"there is no file {path}") from None
     # what safetensors and NumPy say of damaged files comes as all of these
     except (SafetensorError, ValueError, RecursionError, TypeError, OSError) as error:
-        raise ValueError(f"{path} is not a whole file ({error}): make it again") from None
+        raise ValueError(
+            f"{path} is not a whole safetensors file ({error}): make it again"
+        ) from None
     if not isinstance(header, dict):
         raise ValueError(f"{path} has {header!r:.40} as its header: make it again")
+    return arrays, header
+
+
+def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
+    """What `save_arrays` wrote; refuses a file that is cut short, changed, or not of this kind."""
+    arrays, header = read_arrays(path)
     sealed = header.pop("digest", None)
     # files of the old kind have no hash
     if sealed not in (None, digest(header)) or header.get("sha256", digest(arrays)) != digest(

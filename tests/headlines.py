@@ -3,6 +3,7 @@ numbers. Nothing here goes through cats.paper.facts, so that a wrong fact cannot
 """
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -145,9 +146,9 @@ def seconds():
     yield (
         "figures",
         f"AG News at 0.90: `shared/meta` {shared:.0f} % of the time at batch 32, `first_exit`"
-        f" {first:.0f} % (exits replayed on MobileBERT); T_G/T_F is {ratio.median():.2f} times"
-        f" layers_G/l (median; {ratio.min():.2f} to {ratio.max():.2f}), measured on"
-        f" {run['machine']}, {run['date']}, {run['repeats']} repeats |"
+        f" {first:.0f} % (exits replayed on {many.split()[-1]}); T_G/T_F is"
+        f" {ratio.median():.2f} times layers_G/l (median; {ratio.min():.2f} to {ratio.max():.2f}),"
+        f" measured on {run['machine']}, {run['date']}, {run['repeats']} repeats |"
         f" {theirs.amortized_time_percent:.0f} % (A100) |",
     )
     yield "README", f"T_G/T_F at batch 32 is {ratio.median():.2f} times layers_G/l."
@@ -312,4 +313,5 @@ def use():
 def every():
     """(README or figures, a sentence that it must have), all of them."""
     parts = (performance, consistency, results, exits, seconds, appendices, beyond, use)
-    return [headline for part in parts for headline in part()]
+    said = [headline for part in parts for headline in part()]
+    return [(name, re.sub(r"(?<=\d)%", " %", sentence)) for name, sentence in said]

@@ -60,8 +60,8 @@ ROWS = {"train": 800, "validation": 500, "test": 1000}
 SMALLER = {
     "limit": ROWS,
     "training": {"epochs": 1, "max_length": 48, "save_strategy": "no", "standardise": True},
-    "early": {"epochs": 2},
-    "meta": {"epochs": 2},
+    "head_options": {"epochs": 2},
+    "meta_options": {"epochs": 2},
 }
 # these few steps teach nothing but one answer for all texts, so the profile's small rate stays: F
 # keeps its random ones; a score has to come to its scale

@@ -10,7 +10,7 @@ from cats.train import demo, tasks
 from cats.train.run import Run
 
 SIZES = {"tuning": 40, "calibration": 40, "test": 24}
-QUICK = {"early": {"epochs": 1}, "meta": {"epochs": 1}}
+QUICK = {"head_options": {"epochs": 1}, "meta_options": {"epochs": 1}}
 
 
 def model(labels=("bad", "good"), layers=3, seed=0, model_type="bert", **options):

@@ -20,6 +20,7 @@ What differs between one family of encoders and the next is in `cats.model.famil
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,7 +69,9 @@ class State(NamedTuple):
     # tokens of a row that is padded on the right or not at all; 0 where a row is padded otherwise
     # and needs all columns
     lengths: list
-    weights: Tensor  # (rows, 2 or 4, tokens), of a row's tokens in what heads read: see `reading`
+    # (rows, 2 or 4, tokens), of a row's tokens in what heads read, see `reading`; None where nobody
+    # reads more than [CLS]
+    weights: Tensor | None
     # for all rows together
     context: dict  # attention masks, relative positions: whatever the family's layers ask for
     layer: int = 0  # layers applied so far
@@ -263,12 +266,13 @@ class Backbone:
         """The longest input the position embeddings allow."""
         return self.encoder.max_tokens
 
-    def start(self, batch: Mapping[str, Tensor]) -> State:
+    def start(self, batch: Mapping[str, Tensor], sums: bool = True) -> State:
         """Embeddings and masks of a tokenised batch, before the first layer.
 
         batch: a mapping with `input_ids` (rows, tokens), and perhaps `attention_mask` (default: no
         padding), `token_type_ids` (ignored by models that know only one type) and `second` (rows,),
         where the second text of a pair begins. Tensors are moved to the model's device.
+        sums: whether `sums` of tokens will be asked for; [CLS] and F itself need none.
         """
         inputs = {
             name: batch[name]
@@ -300,7 +304,7 @@ class Backbone:
             ids, inputs.get("token_type_ids") if self.token_types else None, mask
         )  # (rows, tokens, d)
         context = self.encoder.context(hidden, mask, padded(lengths, shape[1]))
-        weights = reading(mask, batch.get("second"))
+        weights = reading(mask, batch.get("second")) if sums else None
         return State(hidden, mask, lengths, weights, context)
 
     def step(self, state: State, k: int) -> State:
@@ -326,11 +330,12 @@ class Backbone:
         """Weighted sums of a row's tokens, (rows, 2 or 4, d), in float32: see `reading`. One
         product, which takes a quarter of the time of [CLS], a mean and joining them.
         """
-        hidden = state.hidden.float()
-        if torch.is_autocast_enabled(hidden.device.type):  # which would round them
-            with torch.autocast(hidden.device.type, enabled=False):
-                return state.weights @ hidden
-        return state.weights @ hidden
+        if state.weights is None:
+            raise ValueError("this state was started without sums: start(batch, sums=True)")
+        device = state.hidden.device.type
+        rounds = torch.is_autocast_enabled(device)  # the context takes time, so only where it does
+        with torch.autocast(device, enabled=False) if rounds else nullcontext():
+            return state.weights @ state.hidden.float()
 
     def read(self, state: State, reads: str) -> Tensor:
         """What heads read after a layer, (rows, width): see cats.model.exits.READS."""
@@ -386,7 +391,7 @@ class Backbone:
         else:  # 1 everywhere
             mask = select(mask[:, :width]) if padded(state.lengths, mask.shape[1]) else mask[:n]
             context = self.encoder.context(hidden, mask, False)
-        weights = select(state.weights[..., :width])
+        weights = None if state.weights is None else select(state.weights[..., :width])
         return State(hidden, mask, lengths, weights, context, state.layer)
 
     def compact(self, state: State) -> State:
@@ -405,8 +410,10 @@ class Backbone:
         mask = torch.cat([pad(state.mask) for state in (first, second)])
         lengths = first.lengths + second.lengths
         context = self.encoder.context(hidden, mask, padded(lengths, width))
-        parts = [state.weights.transpose(1, 2) for state in (first, second)]
-        weights = torch.cat([pad(part, 0, 0) for part in parts]).transpose(1, 2)
+        weights = None
+        if first.weights is not None and second.weights is not None:
+            parts = [one.transpose(1, 2) for one in (first.weights, second.weights)]
+            weights = torch.cat([pad(part, 0, 0) for part in parts]).transpose(1, 2)
         return State(hidden, mask, lengths, weights, context, first.layer)
 
     @torch.no_grad()  # and not inference_mode: heads are trained on these

@@ -173,7 +173,7 @@ def fastest(
 
 
 def _logits(backbone: Backbone, batch: Any) -> Tensor:
-    state = backbone.start(batch)
+    state = backbone.start(batch, sums=False)
     for k in range(1, backbone.n_layers + 1):
         state = backbone.step(state, k)
     return backbone.finish(state).float().cpu()

@@ -15,7 +15,7 @@ precision F runs in changes nothing.
 
 import json
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -131,21 +131,28 @@ def macs_reduction(
     return sum(counts(backbone, tokens)) / float(by_exit[exits - 1].mean())
 
 
-def amortised_time(
-    exit_layers: ArrayLike,
-    n_layers: int,
-    layer: float = 0.85,
-    ends: float = 1.92,
-    head: float = 0.20,
-    meta: float = 0.11,
-) -> float:
-    """100 · T_G / T_F of the naive synchronous implementation, the left half of Table 5; give
-    `meta=0` where there is none.
+class Times(NamedTuple):
+    """Milliseconds of a model's parts; the defaults are Section 5.4's, of Albert-xlarge on an A100.
 
-    Times are milliseconds; the defaults are Section 5.4's, of Albert-xlarge on an A100. T_F = ends
-    + l · layer, and an input that exits at layer k takes ends - head + k · (layer + head + meta):
-    F's own classifier, part of `ends`, is counted as the head of layer l, and layer l pays for a
-    meta classifier as the others do. Linear in k, so a mean exit layer will do.
+    ends  what is before the first layer and after the last
+    """
+
+    layer: float = 0.85
+    ends: float = 1.92
+    head: float = 0.20
+    meta: float = 0.11
+
+
+A100 = Times()
+
+
+def amortised_time(exit_layers: ArrayLike, n_layers: int, times: Times = A100) -> float:
+    """100 · T_G / T_F of the naive synchronous implementation, the left half of Table 5; its
+    `times.meta` is 0 where there is no meta classifier.
+
+    T_F = ends + l · layer, and an input that exits at layer k takes ends - head + k · (layer + head
+    + meta): F's own classifier, part of `ends`, is counted as the head of layer l, and layer l pays
+    for a meta classifier as the others do. Linear in k, so a mean exit layer will do.
 
     From the layers of Tables 3 and 4 this gives all 36 percentages of Table 5, to the last digit.
     `ends` has to be the 1.92 that 22.32 - 24 · 0.85 leaves. The text's 1.95 does not add up to its
@@ -156,6 +163,6 @@ def amortised_time(
     they are 17.8 and 19.6.
     """
     exits = check_exits(exit_layers, n_layers)
-    return float(
-        100 * (ends - head + exits.mean() * (layer + head + meta)) / (ends + n_layers * layer)
-    )
+    each = times.layer + times.head + times.meta
+    full = times.ends + n_layers * times.layer
+    return float(100 * (times.ends - times.head + exits.mean() * each) / full)

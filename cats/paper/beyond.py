@@ -23,8 +23,12 @@ CONFIDENT = 500  # calibration inputs where confidence in one calibration is loo
 
 
 def _look(frame: pd.DataFrame) -> dict:
+    """Colour and mark by method, for seaborn."""
     drawn = style.looks([*frame["method"], *METHODS])
-    return dict(hue="method", palette={name: known.colour for name, known in drawn.items()})
+    colours = {name: known.colour for name, known in drawn.items()}
+    marks = {name: known.marker for name, known in drawn.items()}
+    size = dict(markersize=5, markeredgewidth=0)
+    return dict(hue="method", palette=colours, style="method", markers=marks, **size)
 
 
 # --- 40 (a)
@@ -58,10 +62,10 @@ def saved_figure(frame: pd.DataFrame) -> Figure:
         row="backbone",
         col="task",
         kind="line",
-        style="method",
         dashes={method: drawn[method].dash for method in frame["method"].unique()},
         errorbar=("pi", 68),
         height=2.1,
+        aspect=1.2,
         **_look(frame),
     )
     for axis in grid.axes.flat:
@@ -230,7 +234,7 @@ def few_figure(frame: pd.DataFrame) -> Figure:
             frame[frame["epsilon"] == e],
             x="n",
             y=what,
-            marker="o",
+            dashes=False,
             errorbar=("pi", 90) if what == "consistency" else None,
             ax=axis,
             legend=row + column == 0,
@@ -299,12 +303,12 @@ def law_figure(tables: Tables, data: pd.DataFrame) -> Figure:
     """Bars: what was seen; line: the law; a panel a table."""
     pairs = pd.DataFrame(list(tables), columns=["task", "backbone"])
     grid = sns.FacetGrid(pairs, row="backbone", col="task", height=2.1, xlim=(85, 100.3))
-    n_test = data["covered"].max()
+    n_test, colour = data["covered"].max(), style.METHODS["first_exit"].colour  # its V
     x = 100 * data["covered"] / n_test
     for (backbone, task), axis in grid.axes_dict.items():
         if f"{task} {backbone}" in data:
             seen = 100 * data[f"{task} {backbone}"]
-            axis.bar(x, seen, width=100 / n_test, color="#56B4E9", linewidth=0)
+            axis.bar(x, seen, width=100 / n_test, color=colour, alpha=0.5, linewidth=0)
             axis.plot(x, 100 * data["law"], color="black", linewidth=1)
         axis.set_title(f"{style.written(task)}, {style.written(backbone)}")
     grid.set_axis_labels("covered test inputs (%)", "splits (%)")
@@ -323,4 +327,5 @@ def law_table(
     forms = {"seen": "{:.4f}", "high": "{:.4f}", "false_alarm": "{:.0e}"}
     text = {column: report[column].map(form.format) for column, form in forms.items()}
     names = [style.pair_title(claim) for claim in report["claim"]]
-    return report, report.assign(**text, claim=names)
+    shown = report.assign(**text, claim=names)
+    return report, shown.rename(columns={"false_alarm": "false alarm"})

@@ -9,7 +9,8 @@ BESIDE = "Ours, and in brackets the paper's (Albert-xlarge); grey rows promise n
 CAPTIONS = {
     "00_start": "All notebooks, and what they regenerate of the paper.",
     "00_start_figure_1": "Figure 1: one input's way through the layers. Filled boxes were run,"
-    " dotted ones not; below, the confidence of each layer and the threshold it has to exceed.",
+    " dotted ones not; below, the confidence of each layer, hatched where it disagrees with F, and"
+    " the threshold it has to exceed.",
     "00_start_figure_2": "Figure 2: meta confidence and early predictions of an easy and a hard"
     " input. Circles agree with F, crosses do not; dashed is the threshold, dotted the exit.",
     "01_tasks_lengths": "Words (above) and labels (below) of each task's training inputs.",
@@ -51,9 +52,9 @@ CAPTIONS = {
     "23_tables_classification": f"Table 3: classification, test. {BESIDE}",
     "23_tables_regression": f"Table 4: STS-B, test. {BESIDE}",
     "24_exit_layers": "Figure 5: the share of IMDB inputs that leave at each layer, by ε; dashed"
-    " lines are the means.",
+    " (shared) and dotted (first_exit) lines are the means.",
     "24_exit_layers_others": "Figure C.1: the share of inputs that leave at each layer, a row a"
-    " task, by ε; dashed lines are the means.",
+    " task, by ε; dashed (shared) and dotted (first_exit) lines are the means.",
     "24_exit_layers_means": "Mean exit layers by task, method and ε; half is the share that leaves"
     " in the first half of the layers, last the share that runs them all.",
     "25_efficiency_by_exit": "Time of an exit at layer k as a share of the full model's, one input"
@@ -91,6 +92,10 @@ CAPTIONS = {
     " purpose (grey).",
     "42_heads": "Heads of the paper's recipe and heads that learn from F: consistency by layer, and"
     " layers of first_exit against 1 − ε. Dotted lines know the answers.",
+    "42_heads_by_seed": "Layers of first_exit where a pair was trained with more than one seed: a"
+    " mark a seed, a bar from the lowest to the highest.",
+    "42_heads_seeds": "Layers of first_exit seed by seed: how much a seed changes, beside what the"
+    " recipe changes.",
     "42_heads_saved": "Share of layers that heads which learn from F save, by ε.",
     "42_heads_ablation": "One half of the recipe at a time: what heads learn, and what they read.",
     "43_choosing": "Left: risk where exit layers were chosen before or after looking, with 99 %"

@@ -24,19 +24,19 @@ class Student:
     """
 
     def __init__(self, texts: Sequence[str], logits: np.ndarray) -> None:
-        said = np.argmax(logits, axis=1)
-        self.classes, self.known = np.shape(logits)[1], np.unique(said)
+        answers = np.argmax(logits, axis=1)
+        self.classes, self.known = np.shape(logits)[1], np.unique(answers)
         self.model = make_pipeline(
             TfidfVectorizer(ngram_range=(1, 2), min_df=2), LogisticRegression(C=10)
         )
         if len(self.known) == 1:
             warnings.warn(
-                f"F says class {self.known[0]} of all {len(said)} texts: there is nothing to learn"
-                " from it. Train F for longer, or take texts of every class",
+                f"F says class {self.known[0]} of all {len(answers)} texts: there is nothing to"
+                " learn from it. Train F for longer, or take texts of every class",
                 stacklevel=2,
             )
         else:
-            self.model.fit(texts, said)
+            self.model.fit(texts, answers)
 
     def predict_proba(self, texts: Sequence[str]) -> np.ndarray:
         """(n, C), as scikit-learn's classifiers give them."""
@@ -75,6 +75,7 @@ def cascade_figure(means: pd.DataFrame, costs: Sequence[float], names: Sequence[
     drawn, whole = style.looks(means["method"]), sum(costs)
     for method, part in means.groupby("method", sort=False):
         look = dict(color=drawn[method].colour, marker=drawn[method].marker, label=method)
+        look |= style.stroke(drawn[method].dash)
         left.plot(1 - part["epsilon"], part["consistency"], **look)
         right.plot(1 - part["epsilon"], 100 * part["cost"] / costs[-1], **look)
     left.axline((1, 1), slope=1, color="black", linewidth=0.8)

@@ -24,7 +24,7 @@ def sweep(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Random trials of each table, and what calibrators said that are short of inputs.
 
-    tables   by task, or by (task, backbone); a regression has no softmax, so it has Meta alone
+    tables   by task, or by (task, backbone); a regression has no softmax, so it has meta alone
     """
     frames = []
     with warnings.catch_warnings(record=True, action="always") as caught:
@@ -107,7 +107,7 @@ def exit_means(frame: pd.DataFrame, n_layers: int) -> pd.DataFrame:
 
 def trends(frame: pd.DataFrame, epsilons: list[float]) -> pd.DataFrame:
     """The paper's trends by encoder: how far a promised mean falls short at most (points), how
-    often `shared` beats `independent`, what share of layers Meta saves over SM at ε near 0.05.
+    often `shared` beats `independent`, what share of layers meta saves over p max at ε near 0.05.
     """
     keys = ["backbone", "task", "measure", "epsilon", "method"]
     mean = frame.groupby(keys, sort=False)[["consistency", "share"]].mean().unstack("method")

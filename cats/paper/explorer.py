@@ -142,7 +142,7 @@ class Sample:
         }
 
 
-def samples(folder=store.FOLDER, what: str = "test") -> list[Sample]:
+def samples(folder: str | Path = store.FOLDER, what: str = "test") -> list[Sample]:
     """One of every shipped table, in the order of the page: MobileBERT first, the paper's tasks in
     order, then recipes and seeds. The page has those of the test sets.
     """
@@ -218,7 +218,7 @@ def page(found: list[Sample]) -> str:
     return html.replace("{{data}}", written).replace("{{script}}", "\n".join(scripts))
 
 
-def write(figures: str | Path = COMMITTED, folder=store.FOLDER) -> Path:
+def write(figures: str | Path = COMMITTED, folder: str | Path = store.FOLDER) -> Path:
     """figures/explorer.html from the shipped tables."""
     path = Path(figures) / "explorer.html"
     with writing(path) as aside:

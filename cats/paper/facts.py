@@ -8,23 +8,28 @@ from the paper's printed numbers, so a reading follows its numbers wherever they
 nothing to say (a task that is not there, a claim the paper does not make) the fact is None.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy.stats import betabinom, fisher_exact
 
 from cats._io import read_json
 from cats.paper.places import DATA, FIGURES
 from cats.paper.report import PAPER_LAYERS, PAPER_MODEL
+from cats.paper.seeds import compared
 from cats.paper.style import title, written
 from cats.stats.calibrators import METHODS
+from cats.stats.quantiles import Bools, Ints
+from cats.stats.table import ScoreTable
 from cats.stats.validity import coverage_law
 
 Facts = dict[str, Any]
-ALL: dict[str, Callable[..., Facts]] = {}
+Finder = Callable[..., Facts]
+ALL: dict[str, Finder] = {}
 ALARM = 1e-3  # probability of "no" where a promise is just kept, in one check
 SPLITS = 5  # a random split tests on a fifth of a table, so a table is worth five of them
 
@@ -46,14 +51,15 @@ class Files:
         return pd.read_csv(self.path(name))
 
     def made(self, name: str) -> dict:
-        """How a result was made: its parameters."""
-        return (read_json(self.path(name, "json")) or {}).get("parameters", {})
+        """How a result was made: its parameters, and where and when if it was timed."""
+        about = read_json(self.path(name, "json")) or {}
+        return about.get("parameters", {}) | about.get("measured", {})
 
 
-def about(notebook: str) -> Callable:
+def about(notebook: str) -> Callable[[Finder], Finder]:
     """Enter a function as the one that finds a notebook's facts."""
 
-    def enter(function):
+    def enter(function: Finder) -> Finder:
         ALL[notebook] = function
         return function
 
@@ -75,7 +81,7 @@ def paper(name: str) -> pd.DataFrame:
     return pd.read_csv(DATA / "paper" / f"{name}.csv")
 
 
-def of(flags) -> str:
+def of(flags: ArrayLike) -> str:
     """How many of how many.
 
     >>> of([True, False, True])
@@ -83,6 +89,16 @@ def of(flags) -> str:
     """
     flags = np.asarray(flags, bool)
     return f"{int(flags.sum())} of {flags.size}"
+
+
+def mostly(flags: Any) -> str:
+    """Whether something holds always, more often than not, or not.
+
+    >>> mostly([True, True]), mostly([True, False, True]), mostly([True, False])
+    ('yes', 'mostly', 'no')
+    """
+    share = np.mean(np.asarray(flags, bool))
+    return "yes" if share == 1 else "mostly" if share > 0.5 else "no"
 
 
 def side(value: float) -> str:
@@ -94,7 +110,7 @@ def side(value: float) -> str:
     return "above" if value >= 0 else "below"
 
 
-def spread(values, form: str = "{:.1f}") -> str:
+def spread(values: Iterable[Any], form: str = "{:.1f}") -> str:
     """The smallest and the largest of some values.
 
     >>> spread([3, 1, 2])
@@ -104,7 +120,7 @@ def spread(values, form: str = "{:.1f}") -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def reach(gap, deviation) -> Facts:
+def reach(gap: ArrayLike, deviation: ArrayLike) -> Facts:
     """Whether means over random splits reach their targets, as far as one table can tell.
 
     gap        mean minus target
@@ -133,11 +149,11 @@ def _splits(frame: pd.DataFrame) -> Facts:
     return reach(part["consistency_mean"] - 1 + part["epsilon"], half)
 
 
-def _near(values, wanted: float = 0.05) -> float:
+def _near(values: Iterable[float], wanted: float = 0.05) -> float:
     return min(values, key=lambda value: abs(value - wanted))
 
 
-def _example(tasks, wanted: str = "ag_news") -> str:
+def _example(tasks: Iterable[str], wanted: str = "ag_news") -> str:
     """The task that stands for all in a sentence."""
     tasks = list(dict.fromkeys(tasks))
     return wanted if wanted in tasks else tasks[0]
@@ -147,7 +163,7 @@ def _example(tasks, wanted: str = "ag_news") -> str:
 
 
 @about("00_start")
-def start(read: Files, test, exits, agrees, epsilon) -> Facts:
+def start(read: Files, test: ScoreTable, exits: Ints, agrees: Bools, epsilon: float) -> Facts:
     """`test` is the ScoreTable, `exits` and `agrees` what its inputs did."""
     n, target, share = len(exits), 1 - epsilon, float(np.mean(agrees))
     both = read("00_start_figure_2").groupby("example")["confidence"].mean()
@@ -193,7 +209,7 @@ def tasks(read: Files) -> Facts:
 
 
 @about("02_fine_tuning")
-def fine_tuning(read: Files, performance, metric) -> Facts:
+def fine_tuning(read: Files, performance: float, metric: str) -> Facts:
     log = read("02_fine_tuning")
     loss = log["loss"].dropna()
     theirs = paper("table2_datasets").set_index("task")["full_model_test_performance"]
@@ -237,7 +253,7 @@ def early_heads(read: Files) -> Facts:
 
 
 @about("04_meta_classifiers")
-def meta_classifiers(read: Files, depth) -> Facts:
+def meta_classifiers(read: Files, depth: int) -> Facts:
     frame, worth = read("04_meta_classifiers"), read("04_meta_classifiers_features")
     worth = worth.set_index("features")
     without = worth["layers"].filter(like="without") - worth["layers"]["all"]
@@ -259,7 +275,7 @@ def meta_classifiers(read: Files, depth) -> Facts:
 
 
 @about("05_scores")
-def scores(read: Files, outcome, epsilon) -> Facts:
+def scores(read: Files, outcome: pd.DataFrame, epsilon: float) -> Facts:
     """`outcome` is the frame of agreement and layers by method and measure."""
     at, counts = outcome.set_index(["method", "measure"]), read("05_scores_exits")
     counts = counts.set_index("difficulty")
@@ -290,7 +306,7 @@ def scores(read: Files, outcome, epsilon) -> Facts:
 
 
 @about("10_calibration")
-def calibration(read: Files, epsilon, depth) -> Facts:
+def calibration(read: Files, epsilon: float, depth: int) -> Facts:
     frame = read("10_calibration")
     at = frame[np.isclose(frame["epsilon"], epsilon)].set_index("method")
     used = at["layers_mean"]
@@ -333,12 +349,12 @@ def features(read: Files) -> Facts:
     gap = (table["F"] - table["paper F"]).dropna()
     cases = read("21_tasks_and_features").set_index(keys)
     used = [name for name in cases if name != "mean AUROC"]
-    alone = cases.drop("meta", level="measure")
-    meta = cases.xs("meta", level="measure").loc[[case[:2] for case in alone.index]]
-    meta = meta.set_axis(alone.index)
-    better = meta["mean AUROC"] > alone["mean AUROC"]
+    single = cases.drop("meta", level="measure")
+    meta = cases.xs("meta", level="measure").loc[[case[:2] for case in single.index]]
+    meta = meta.set_axis(single.index)
+    better = meta["mean AUROC"] > single["mean AUROC"]
     alike = [name for name in used if name.startswith("shared ")]  # Table C.2 has `shared` only
-    wins = (meta[alike] < alone[alike]).query("measure == 'pmax'").to_numpy()
+    wins = (meta[alike] < single[alike]).query("measure == 'pmax'").to_numpy()
     theirs = paper("tableC2_measures_dev").pivot_table(
         index=["task", "target"], columns="measure", values="layers"
     )
@@ -350,9 +366,9 @@ def features(read: Files) -> Facts:
         as_strong=bool((gap >= 0).all()) if len(gap) else None,
         better=of(better),
         all_better=bool(better.all()),
-        fewer=of(meta[used] < alone[used]),
+        fewer=of(meta[used] < single[used]),
         wins=of(wins) if wins.size else None,
-        wins_most=bool(wins.mean() > 0.5) if wins.size else None,
+        wins_most=mostly(wins) if wins.size else None,
         theirs=of(theirs),
     )
 
@@ -370,22 +386,24 @@ def consistency(read: Files) -> Facts:
     wins, near = shared["meta"] < shared["sm"], _near(set(frame["epsilon"]))
     saved = (used["shared"] - used["first_exit"]).xs(near, level="epsilon")
     both = read("22_consistency_paper").query("method == 'shared' and measure == 'meta'")
-    task = _example(both["task"]) if len(both) else None
-    at = both[both["task"] == task].sort_values("target").iloc[-1] if task else None
+    at: Facts = {}
+    if len(both):
+        both = both[both["task"] == _example(both["task"])]
+        at = both.sort_values("target").iloc[-1].to_dict()
     backbone = read.made("22_consistency")["backbone"]
     same = backbone == PAPER_MODEL
     return _splits(frame) | dict(
         free=of(missed),
         cheaper=of(used["shared"] < used["independent"]),
-        cheaper_most=bool((used["shared"] < used["independent"]).mean() > 0.5),
+        cheaper_most=mostly(used["shared"] < used["independent"]),
         wins=of(wins) if len(wins) else None,
-        wins_most=bool(wins.mean() > 0.5) if len(wins) else None,
+        wins_most=mostly(wins) if len(wins) else None,
         epsilon=near,
         saved=spread(saved, "{:.1f}"),
-        task=written(task) if task else None,
-        target=at["target"] if task else None,
-        share=at["share"] if task else None,
-        share_paper=at["share_paper"] if task else None,
+        task=written(at["task"]) if at else None,
+        target=at.get("target"),
+        share=at.get("share"),
+        share_paper=at.get("share_paper"),
         encoder="same encoder" if same else "other encoder",
         backbone=None if same else written(backbone),
     )
@@ -405,15 +423,15 @@ def tables(read: Files) -> Facts:
         part.reindex(columns=rows).dropna(how="all").idxmin(axis=1) == "shared/meta"
         for part in (used, theirs)
     )
-    right = part.dropna(subset=["accuracy"]) if "accuracy" in part else part.iloc[:0]
-    enough = right["accuracy"] >= right["guaranteed"] if len(right) else None
+    right = part.reindex(columns=["accuracy", "guaranteed"]).dropna(subset=["accuracy"])
+    enough = right["accuracy"] >= right["guaranteed"]
     saved = 1 - used["first_exit/meta"] / used["shared/meta"]
     return found | dict(
         cheapest=of(cheapest),
         cheapest_paper=of(printed),
-        cheapest_most=bool(cheapest.mean() > 0.5),
-        right=of(enough) if len(right) else None,
-        all_right=bool(enough.all()) if len(right) else None,
+        cheapest_most=mostly(cheapest),
+        right=of(enough) if len(enough) else None,
+        all_right=bool(enough.all()) if len(enough) else None,
         saved=saved.mean(),
         saved_range=spread(saved, "{:.0%}"),
         saves=bool((saved >= 0).all()),
@@ -498,7 +516,7 @@ def measures(read: Files) -> Facts:
         chance=of(gap[chance].round(9) >= 0),
         best=of(best == "meta"),
         best_paper=of(printed.idxmin(axis=1) == "meta"),
-        best_most=bool((best == "meta").mean() > 0.5),
+        best_most=mostly(best == "meta"),
         other=best[best != "meta"].mode().iloc[0] if (best != "meta").any() else "none",
         meta=used["meta"].mean(),
         random=used["random"].mean(),
@@ -526,7 +544,7 @@ def other_backbones(read: Files) -> Facts:
     return _splits(frame) | dict(
         backbones=" and ".join(written(name) for name in dict.fromkeys(frame["backbone"])),
         cheaper=of(cheaper),
-        cheaper_most=bool(cheaper.mean() > 0.5),
+        cheaper_most=mostly(cheaper),
         saved=spread(100 * saved.dropna(), "{:.1f}") if saved.notna().any() else None,
         saves=bool((saved.dropna() > 0).all()) if saved.notna().any() else None,
         epsilon=near,
@@ -535,12 +553,13 @@ def other_backbones(read: Files) -> Facts:
         backbone=written(made["backbone"]),
         layers=at["layers_mean"][task],
         depth=depth,
+        untrained=None if read.has("32_other_backbones_c3") else "RoBERTa-large",
         few=at["layers_mean"][task] < 5 if (task, depth) == ("ag_news", 12) else None,
     )
 
 
 @about("33_examples")
-def examples(read: Files, exits, epsilon, depth) -> Facts:
+def examples(read: Files, exits: Ints, epsilon: float, depth: int) -> Facts:
     bands = read("33_examples_bands").dropna(subset=["agrees"])
     n = bands["inputs"].sum()
     full = bands[bands["inputs"] >= min(20, bands["inputs"].max())]  # a few inputs say nothing
@@ -642,9 +661,10 @@ def heads(read: Files) -> Facts:
     kept = used[used["recipe"] == "distilled"]
     gap = kept["consistency"] - 1 + kept["epsilon"]
     areas = read("42_heads_by_layer").query("recipe == 'distilled'").dropna()
-    at = used[used["epsilon"] == e].pivot(index="pair", columns="recipe", values="layers")
+    used["share"] = used["layers"] / used["n_layers"]  # encoders differ in depth
+    at = used[used["epsilon"] == e].pivot(index="pair", columns="recipe", values="share")
     mean = at.mean()
-    return dict(
+    return _seeds(read) | dict(
         pairs=len(saved),
         epsilon=e,
         saved=saved[e].mean(),
@@ -661,6 +681,17 @@ def heads(read: Files) -> Facts:
         settled=mean["settled"],
         oracle=mean["oracle"],
     )
+
+
+def _seeds(read: Files) -> Facts:
+    """What seeds change beside what the recipe changes, where pairs have more than one seed."""
+    names = ("seeds_range", "seeds_beaten", "seeds_clear")
+    if not read.has("42_heads_seeds"):
+        return dict.fromkeys(names)
+    both = compared(read("42_heads_seeds")).dropna()
+    larger = both["recipes"] > both["seeds"]
+    found = (spread(both["seeds"], "{:.2f}"), of(larger), bool(larger.all()))
+    return dict(zip(names, found if len(both) else (None,) * 3))
 
 
 @about("43_choosing")
@@ -694,7 +725,7 @@ def choosing(read: Files) -> Facts:
 
 
 @about("44_risk")
-def risk(read: Files, n_layers, epsilon) -> Facts:
+def risk(read: Files, n_layers: int, epsilon: float) -> Facts:
     means, groups = read("44_risk"), read("44_risk_groups")
     over = means["loss"] > means["alpha"]
     number = means[means["error"].notna()]
@@ -766,7 +797,12 @@ def monitor(read: Files) -> Facts:
 
 
 @about("50_your_own_model")
-def your_own_model(read: Files, agrees, exits, epsilon, depth, bound, again) -> Facts:
+def your_own_model(
+    read: Files, agrees: Bools, exits: Ints, epsilon: float, depth: int, bound: float, again: bool
+) -> Facts:
+    """`bound` is what agreement is at least with 99 % confidence, `again` whether the CAT answers
+    the same once it is saved and loaded.
+    """
     share = float(np.mean(agrees))
     error = (2 * epsilon * (1 - epsilon) / len(agrees)) ** 0.5
     return dict(
@@ -784,7 +820,9 @@ def your_own_model(read: Files, agrees, exits, epsilon, depth, bound, again) -> 
 
 
 @about("51_cascade")
-def cascade(read: Files, agrees, exits, epsilon, calibrated, alone) -> Facts:
+def cascade(
+    read: Files, agrees: Bools, exits: Ints, epsilon: float, calibrated: int, alone: float
+) -> Facts:
     """`agrees` and `exits` of the texts held out, `calibrated` how many calibrated it, `alone` how
     often its first step agrees with F.
     """
@@ -801,7 +839,7 @@ def cascade(read: Files, agrees, exits, epsilon, calibrated, alone) -> Facts:
         cost=paid,
         cheaper=paid < 1,
         alone=alone,
-        early=np.mean(np.asarray(exits) < len(costs)),
+        answered=np.mean(np.asarray(exits) < len(costs)),
     )
 
 
@@ -831,12 +869,14 @@ def scale(read: Files) -> Facts:
 BACKBONES = {"mobilebert-uncased": "main", "bge-small-en-v1.5": "small"}
 
 
-def _one(frame: pd.DataFrame, **where: Any) -> pd.Series | None:
-    """The row where these columns have these values; None where there is none."""
+def _one(frame: pd.DataFrame, **where: Any) -> pd.Series:
+    """The row where these columns have these values."""
     for column, value in where.items():
         close = np.isclose(frame[column], value) if isinstance(value, float) else None
         frame = frame[frame[column] == value if close is None else close]
-    return frame.iloc[0] if len(frame) else None
+    if not len(frame):
+        raise LookupError(f"there is no row with {where}: run the notebook again")
+    return frame.iloc[0]
 
 
 @about("found")
@@ -936,14 +976,17 @@ def efficiency(read: Files) -> Facts:
         _one(frame, task=task, method=f"{method}/meta", target=0.9)
         for method in ("first_exit", "shared")
     )
+    architecture = made["architecture"]
+    deep = curves[curves["architecture"] == architecture]["layer"].max()
     over, late = frame[many] / frame["share_32"], []
     for name, curve in curves.groupby("architecture", sort=False):
         l, times = len(curve), curve.set_index("layer")["time"]
         late.append(f"{times[l - 1] * l / (l - 1):.2f} ({name.split()[0]})")
     return dict(
         task=written(task),
-        depth=curves[curves["architecture"] == made["architecture"]]["layer"].max(),
-        architecture=made["architecture"].split()[0],
+        depth=made.get("layers", deep),  # of the tables, which the first record does not say
+        architecture=architecture.split()[0],
+        machine=made["machine"],
         repeats=made["repeats"],
         layers=ours["layers"],
         time=ours[many],
@@ -1030,7 +1073,7 @@ def _worth(folder: Path) -> Facts:
 
 
 def _time(folder: Path) -> Facts:
-    """Time at batch 32 beside layers, as one named run measured it."""
+    """Time at batch 32 beside layers, as one named run measured it on one architecture."""
     frame = pd.read_csv(folder / "25_efficiency.csv")
     many = next(name for name in frame if name.startswith("batch 32"))
     over = frame[many] / frame["share_32"]
@@ -1038,7 +1081,7 @@ def _time(folder: Path) -> Facts:
         _one(frame, task="ag_news", method=f"{method}/meta", target=0.9)
         for method in ("shared", "first_exit")
     ]
-    measured = read_json(folder / "25_efficiency.json")["measured"]
+    made = Files(folder).made("25_efficiency")
     return dict(
         shared=at[0][many],
         first_exit=at[1][many],
@@ -1046,7 +1089,8 @@ def _time(folder: Path) -> Facts:
         median=over.median(),
         low=over.min(),
         high=over.max(),
-        **{name: measured[name] for name in ("machine", "date", "repeats")},
+        architecture=made["architecture"].split()[0],
+        **{name: made[name] for name in ("machine", "date", "repeats")},
     )
 
 

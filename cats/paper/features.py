@@ -20,7 +20,7 @@ MEANING = {
     "pdiff": "its distance to the second largest (classification)",
 }
 # one feature as the confidence: a measure by the name Table 1 gives it
-ALONE = {"meta": "meta", "sm": "pmax", "diff": "pdiff", "patience": "patience"}
+SINGLE = {"meta": "meta", "sm": "pmax", "diff": "pdiff", "patience": "patience"}
 KEYS = ["task", "backbone", "measure"]
 
 
@@ -70,14 +70,14 @@ def worth() -> pd.DataFrame | None:
     whole = frame[frame["features"] == "all"].set_index("run")
     frame["AUROC lost"] = frame["run"].map(whole["mean AUROC"]) - frame["mean AUROC"]
     frame["layers added"] = frame["layers"] - frame["run"].map(whole["layers"])
-    single = frame[frame["features"].str.startswith("without")]
-    wide = single.pivot(index="features", columns="run", values=["AUROC lost", "layers added"])
+    without = frame[frame["features"].str.startswith("without")]
+    wide = without.pivot(index="features", columns="run", values=["AUROC lost", "layers added"])
     return wide.astype(float).round(3)
 
 
 def usable(table: ScoreTable) -> list[str]:
     """The measures that stand for one feature, as far as a table has them."""
-    return [name for name in ALONE if not (table.regression and name in ("sm", "diff"))]
+    return [name for name in SINGLE if not (table.regression and name in ("sm", "diff"))]
 
 
 def areas(tables: Tables) -> pd.DataFrame:
@@ -87,13 +87,13 @@ def areas(tables: Tables) -> pd.DataFrame:
         for measure in usable(table):
             scores, consistent = table.scores(measure), table.consistent
             rows += [
-                (*pair, ALONE[measure], k, auroc(scores[:, k - 1], consistent[:, k - 1]))
+                (*pair, SINGLE[measure], k, auroc(scores[:, k - 1], consistent[:, k - 1]))
                 for k in range(1, table.n_layers)
             ]
     return pd.DataFrame(rows, columns=[*KEYS, "layer", "auroc"])
 
 
-def alone(
+def single(
     tables: Tables,
     areas: pd.DataFrame,
     methods: Sequence[str],
@@ -108,7 +108,7 @@ def alone(
         )
         for pair, table in tables.items()
     ]
-    frame = pd.concat(frames).replace({"measure": ALONE})
+    frame = pd.concat(frames).replace({"measure": SINGLE})
     groups = frame.groupby([*KEYS, "method", "epsilon"], sort=False)["layers"]
     layers = groups.mean().unstack(["method", "epsilon"])
     layers.columns = [f"{method} {epsilon:g}" for method, epsilon in layers.columns]

@@ -19,23 +19,23 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from cats.paper.style import MEASURES, Look, coin, looks, written
+from cats.paper.style import MEASURES, Look, coin, looks, stroke, written
 from cats.stats.exits import exit_layers
 from cats.stats.quantiles import Bools, Floats, Ints
 from cats.stats.table import ScoreTable
 
 # Okabe and Ito's
 CLASSES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
-# columns of Table 1: pdiff often lies on pmax, so it is small and dashed, and both are seen
+# columns of Table 1: pdiff often lies on pmax, so it is small, and both are seen
 FEATURES = {"pmax": "sm", "pdiff": "diff"}
 SIZES = {"meta": 3, "pmax": 4.5, "pdiff": 2.5, "patience": 3}
 
 
 def _line(measure: str, look: Look) -> dict[str, Any]:
     """How a measure's line by layer is drawn."""
-    dashed = {"linestyle": "--"} if measure == "pdiff" else {}
     size = SIZES.get(measure, 3)
-    return dict(color=look.colour, marker=look.marker, markersize=size, linewidth=1) | dashed
+    line = dict(color=look.colour, marker=look.marker, markersize=size, linewidth=1)
+    return line | stroke(look.dash) | {"label": look.name}
 
 
 def say(
@@ -104,8 +104,8 @@ def key(
 def way_through(
     table: ScoreTable, row: int, thresholds: Floats, exit_layer: int, names: Any = ()
 ) -> Figure:
-    """Figure 1: the layers as boxes, those after the exit empty; below them the confidences and the
-    threshold.
+    """Figure 1: the layers as boxes, those after the exit empty; below them the confidences,
+    hatched where a layer disagrees with F, and the threshold.
     """
     l, colours, scores = table.n_layers, paint(table, row)[0], table.scores()[row]
     figure, (boxes, bars) = plt.subplots(
@@ -123,13 +123,14 @@ def way_through(
             k, 0.45, k, ha="center", va="center", fontsize=8, color="white" if dark else "#555555"
         )
         if k < l:
-            bars.bar(k, scores[k - 1], 0.7, **look)
+            hatch = "" if table.consistent[row, k - 1] else "////"  # seen in grey, too
+            bars.bar(k, scores[k - 1], 0.7, hatch=hatch, **look)
     boxes.text(0.58, 1.15, f"{exit_layer} of {l} layers run", va="bottom", fontsize=9)
     if exit_layer < l:
         boxes.text(
             l + 0.42,
             1.15,
-            f"{l - exit_layer} layers not run: {1 - exit_layer / l:.0%} of F",
+            f"{l - exit_layer} layers not run: {100 * (1 - exit_layer / l):.0f} % of F",
             ha="right",
             va="bottom",
             fontsize=9,
@@ -332,9 +333,10 @@ def auroc_by_layer(areas: pd.DataFrame) -> Figure:
         coin(axis, label=axis is axes.flat[0])
         axis.set_title(f"{written(task)}\n{written(backbone)}")
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axis.set_xlim(0.3, panel["layer"].max() + 0.7)  # there is no layer 0
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
-    handles = [Line2D([], [], label=measure, **line) for measure, line in lines.items()]
+    handles = [Line2D([], [], **line) for line in lines.values()]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     figure.supxlabel("layer k", fontsize="medium")
     figure.supylabel("AUROC for $F_k = F$", fontsize="medium")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from cats.paper.style import RECIPES, looks, written
+from cats.paper.style import RECIPES, TARGET, epsilon_axis, looks, written
 from cats.stats.table import ScoreTable
 from cats.stats.trials import auroc, evaluate, oracle_exits, settled_exits
 
@@ -75,19 +75,17 @@ def draw(consistency: pd.DataFrame, used: pd.DataFrame) -> Figure:
         axis.axis("off")
     known = looks([*consistency["recipe"], *used["recipe"]], RECIPES)
     drawn = {n: dict(color=k.colour, marker=k.marker, markersize=4) for n, k in known.items()}
-    ticks = sorted(set(used["epsilon"]), reverse=True)
     for (above, below), pair in zip(panels, pairs):
         for recipe, part in consistency[consistency["pair"] == pair].groupby("recipe", sort=False):
             above.plot(part["layer"], part["consistency"], label=recipe, **drawn[recipe])
-        above.set(title=pair, xlabel="layer", ylim=(None, 1.01))
+        last = consistency[consistency["pair"] == pair]["layer"].max()
+        above.set(title=pair, xlabel="layer", ylim=(None, 1.01), xlim=(0.3, last + 0.7))
         for recipe, part in used[used["pair"] == pair].groupby("recipe", sort=False):
             stroke = ":" if recipe in ("settled", "oracle") else "-"
             line = drawn[recipe] | {"linestyle": stroke}
             below.plot(part["epsilon"], part["layers"], label=recipe, **line)
-        below.set(xscale="log", xlabel="promised agreement 1 − ε", ylim=(0, None))
-        below.set_xticks(ticks, [f"{100 * (1 - e):g} %" for e in ticks], fontsize="x-small")
-        below.minorticks_off()
-        below.invert_xaxis()
+        below.set(xlabel=TARGET, ylim=(0, None))
+        epsilon_axis(below, used["epsilon"])
     for axis, label in zip(axes[:, 0], ("agrees with F", "layers used") * tall):
         axis.set_ylabel(label)
     handles, labels = axes[1, 0].get_legend_handles_labels()

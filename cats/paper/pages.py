@@ -107,8 +107,8 @@ def marked(text: str) -> str:
             items = re.sub(r"\n {3,}", " ", block).split("\n")
             block = "\n".join(re.sub(r"^(\S.*?) {2,}", r"* **\1**: ", item) for item in items)
         elif ">>>" in block and not block.startswith(" "):  # said and shown in one breath
-            said, shown = block.split("\n>>>", 1)
-            block = f"{said}\n\n```pycon\n>>>{shown}\n```"
+            words, code = block.split("\n>>>", 1)
+            block = f"{words}\n\n```pycon\n>>>{code}\n```"
         blocks.append(block)
     return "\n\n".join(blocks)
 

@@ -17,6 +17,7 @@ from cats.stats.calibrators import METHODS
 from cats.stats.quantiles import Floats
 
 WIDE = norm.isf(0.005)  # 99 % intervals over trials
+CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # Okabe and Ito's
 
 
 # --- 11
@@ -95,21 +96,20 @@ def choosing_figure(
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     for shift, (m, part) in enumerate(risk.groupby(level="n", sort=False)):
         place = np.arange(len(part)) + 0.18 * shift
-        look = dict(fmt="os^D"[shift % 4], label=f"n = {m}")
+        look = dict(fmt="os^D"[shift % 4], color=CYCLE[shift % 4], label=f"n = {m}")
         left.errorbar(part["risk", "mean"], place, xerr=WIDE * part["risk", "sem"], **look)
     left.axvline(epsilon, color="black", linewidth=0.8)
     left.set_yticks(range(len(part)), part.index.get_level_values("way"))
     left.set(xlabel="realised risk (99 % interval); line: ε", title=style.written(task))
-    left.set_xlim(0)
+    left.set_xlim(-0.003)  # a risk of 0 is seen whole
     left.invert_yaxis()
     left.legend(loc="lower right")
     bars = used["layers"].reset_index()
     bars["task"] = bars["task"].map(style.written)
-    sns.barplot(
-        bars, x="task", y="layers", hue="method", palette=style.palette(bars["method"]), ax=right
-    )
+    look = dict(hue="method", palette=style.palette(bars["method"]), saturation=1)
+    sns.barplot(bars, x="task", y="layers", ax=right, **look)
     right.set(xlabel="", ylabel="layers used", title=title)
-    right.legend(title=None)
+    sns.move_legend(right, "upper left", bbox_to_anchor=(1, 1), title=None)
     return figure
 
 
@@ -159,14 +159,15 @@ def flat(summary: pd.DataFrame) -> pd.DataFrame:
 def promised_and_achieved(frame: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     """What each method promises, and the mean consistency, bound and layers at one ε."""
     means = trials.summary(frame).xs("mean", axis=1, level=1).reset_index()
-    said = {
+    promise = {
         "none": "nothing",
         "bound": "its bound",
         "marginal": "P(G=F) ≥ 1-ε",
         "pac": "P(risk ≤ ε) ≥ 0.99",
     }
     means["promise"] = [
-        said[METHODS[m].guarantee] if m in METHODS else "sees the answers" for m in means["method"]
+        promise[METHODS[m].guarantee] if m in METHODS else "sees the answers"
+        for m in means["method"]
     ]
     columns = ["method", "promise", "consistency", "bound", "layers"]
     return means[np.isclose(means["epsilon"], epsilon)][columns].round(3).reset_index(drop=True)

@@ -50,18 +50,19 @@ def fields(text: str) -> set[str]:
 
 
 def fill(text: str, found: Mapping[str, Any]) -> str:
-    """A text with its fields filled, without the lines that have nothing to say.
+    """A text with its fields filled, without the lines that have nothing to say; per cent signs
+    stand as in the text around them, apart from their number.
 
-    >>> fill("runs {layers:.1f} layers\\nholds: {kept}\\nof {more}", dict(layers=3, kept=True,
-    ... more=None))
-    'runs 3.0 layers\\nholds: yes'
+    >>> fill("runs {share:.0%} of {layers}\\nholds: {kept}\\nof {more}", dict(share=0.3, layers=12,
+    ... kept=True, more=None))
+    'runs 30 % of 12\\nholds: yes'
     """
     lines = [
         line
         for line in text.splitlines()
         if not any(found.get(name, "") is None for name in fields(line))
     ]
-    return _Fields().vformat("\n".join(lines), (), found)
+    return re.sub(r"(?<=\d)%", " %", _Fields().vformat("\n".join(lines), (), found))
 
 
 def path(notebook: str) -> Path:

@@ -274,12 +274,12 @@ def trial_figure(
 
 
 def layer_shares(
-    numbers: pd.DataFrame, other: pd.DataFrame | None = None, model: str = "the model"
+    numbers: pd.DataFrame, other: str | None = None, model: str = "the model"
 ) -> Figure:
     """Layers used as a share of the model's: ours (dots) beside the paper's (diamonds), a panel a
     task, a colour a target.
 
-    other  a further column of layers to show as crosses
+    other  a further column of layers to show as crosses: rows are then named by their measure
     model  whose layers they are, as it is written
     """
     tasks, methods = (
@@ -324,7 +324,8 @@ def layer_shares(
             xticks=(0, 50, 100),
             ylim=(-0.6, len(methods) - 0.4),
         )
-    axes[0, 0].set_yticks(range(len(methods)), methods)
+    names = [_measure(method) for method in methods] if other else methods
+    axes[0, 0].set_yticks(range(len(methods)), names)
     whose = f"{model}'s; paper: Albert-xlarge's" if "paper" in kinds else f"{model}'s"
     figure.supxlabel(f"layers used, % of {whose}", fontsize="medium")
     marks = [
@@ -347,6 +348,12 @@ def layer_shares(
         handles=marks, loc="outside upper center", ncols=len(marks) if len(tasks) > 1 else 2
     )
     return figure
+
+
+def _measure(row: str) -> str:
+    """The measure of a row method/measure, as it is written."""
+    measure = row.partition("/")[2]
+    return style.MEASURES[measure].name if measure in style.MEASURES else measure
 
 
 def rank_agreement(numbers: pd.DataFrame, value: str = "layers") -> pd.Series:

@@ -103,9 +103,9 @@ def section(path: str | Path, figures: str | Path = COMMITTED) -> tuple[str, str
             f'<a href="{html.escape(file.name)}">{html.escape(file.suffix[1:])}</a>'
             for file in sorted(Path(figures).glob(f"{picture.stem}.*"))
         )
-        said = html.escape(caption(picture.stem))
+        words = html.escape(caption(picture.stem))
         parts.append(
-            f'<figure><img src="{html.escape(picture.name)}" alt="{said}"><figcaption>{said}'
+            f'<figure><img src="{html.escape(picture.name)}" alt="{words}"><figcaption>{words}'
             f" {links}</figcaption></figure>"
         )
     tables = sorted(Path(figures).glob(f"{pattern}.md"))

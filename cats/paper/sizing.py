@@ -193,6 +193,7 @@ def stages_figure(most: pd.DataFrame) -> Figure:
         height=2.6,
         aspect=1.15,
         palette=palette(most["model"], MODELS),
+        saturation=1,
     )
     grid.set(xscale="log").set_axis_labels("", "").set_titles("{col_name}, largest task")
     for text in grid.legend.get_texts():

@@ -74,6 +74,14 @@ def pairs(folder: str | Path = FOLDER, recipe: str = PAPER) -> list[tuple[str, s
     return sorted(found, key=lambda pair: (pair[1], place(pair[0])))
 
 
+def seeds(task: str, backbone: str, recipe: str = PAPER, folder: str | Path = FOLDER) -> list[int]:
+    """The seeds of which there is a test table."""
+    wanted = (task, backbone, recipe, "test")
+    keys = ("task", "backbone", "recipe", "what")
+    entries = ({"recipe": PAPER, "seed": 0} | entry for entry in manifest(folder).values())
+    return sorted(e["seed"] for e in entries if tuple(e[key] for key in keys) == wanted)
+
+
 def one_of(wanted: str, known: Iterable[str], folder: str | Path = FOLDER) -> str | None:
     """The backbone that is wanted, if it has tables, else the first of those known that has."""
     there = {backbone for _, backbone in pairs(folder)}

@@ -52,8 +52,8 @@ METHODS = {
     "oracle": Look("oracle", "#000000", "*", (1, 2)),
 }
 MEASURES = {
-    "meta": Look("Meta", "#D55E00", "o"),
-    "sm": Look("SM", "#0072B2", "s", DASHED),
+    "meta": Look("meta", "#D55E00", "o"),
+    "sm": Look("p max", "#0072B2", "s", DASHED),
     "diff": Look("difference", "#E69F00", "^", DOTTED),
     "entropy": Look("entropy", "#009E73", "D", MIXED),
     "kl": Look("KL", "#CC79A7", "P", (4, 1)),
@@ -229,6 +229,26 @@ def save_table(
     return look()
 
 
+def readable(frame: pd.DataFrame, digits: int = 3) -> pd.DataFrame:
+    """A frame as a reader sees it: names as they are written, numbers to so many digits, ε and
+    targets as they were given, a truth as a word.
+
+    >>> readable(pd.DataFrame({"task": ["ag_news"], "epsilon": [0.05], "layers": [4.7]}), 2)
+          task epsilon layers
+    0  AG News    0.05   4.70
+    """
+
+    def text(column: pd.Series) -> pd.Series:
+        if column.dtype == bool:
+            return column.map({True: "yes", False: "no"})
+        if column.dtype.kind == "f":
+            given = column.name in ("epsilon", "target")
+            return column.map(("{:g}" if given else f"{{:.{digits}f}}").format)
+        return column.astype(str)
+
+    return frame.replace(NAMES).apply(text)
+
+
 def _latex(look: Any, name: str, heads: Mapping[str, tuple[str, str]]) -> str:
     """A table as LaTeX (booktabs) with grouped heads, caption and label."""
     columns = list(look.columns)
@@ -256,9 +276,9 @@ def _latex(look: Any, name: str, heads: Mapping[str, tuple[str, str]]) -> str:
 
 def _escaped(text: str) -> str:
     """Text with what LaTeX would read as commands made plain."""
-    return (
-        re.sub(r"([&%$#_{}])", r"\\\1", text).replace("ε", r"$\varepsilon$").replace("≥", r"$\ge$")
-    )
+    signs = {"ε": r"$\varepsilon$", "≥": r"$\ge$", "−": "$-$"}
+    text = re.sub(r"([&%$#_{}])", r"\\\1", text)
+    return re.sub("[ε≥−]", lambda found: signs[found[0]], text)
 
 
 def save_reading(name: str, text: str) -> Markdown:
@@ -290,7 +310,7 @@ def promise_zone(axis: Axes) -> None:
 
 def coin(axis: Axes, label: bool = True) -> None:
     """A line at 0.5, the AUROC of a coin."""
-    axis.axhline(0.5, color="black", linewidth=0.8, linestyle=":", zorder=0)
+    axis.axhline(0.5, color="black", linewidth=1.2, linestyle=":", zorder=1)  # above the grid
     place = dict(xycoords=axis.get_yaxis_transform(), va="top", ha="right")
     if label:
         axis.annotate("a coin", (0.99, 0.49), fontsize="small", color="#444444", **place)
@@ -404,14 +424,15 @@ def consistency_and_layers(
     figure.suptitle(title, fontsize="medium")
     if style != "method" and len(dashes) > 1:
         handles = [
-            Line2D([], [], color="black", linewidth=1.5, label=written(kind), **_stroke(dash))
+            Line2D([], [], color="black", linewidth=1.5, label=written(kind), **stroke(dash))
             for kind, dash in dashes.items()
         ]
         figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
     return figure
 
 
-def _stroke(dash: Any) -> dict[str, Any]:
+def stroke(dash: Any) -> dict[str, Any]:
+    """A look's dash as matplotlib takes it."""
     return {"linestyle": (0, dash)} if dash else {}
 
 
@@ -436,6 +457,11 @@ def numbers(frame: pd.DataFrame, by: str | Iterable[str] = "task") -> pd.DataFra
             ]
         )
     return pd.concat(parts, ignore_index=True)
+
+
+def bar(colour: str, full: bool = True) -> dict[str, Any]:
+    """A bar's look: filled, or pale with an edge, so that two side by side differ in grey, too."""
+    return dict(facecolor=colour if full else (colour, 0.3), edgecolor=colour, linewidth=0.6)
 
 
 def exit_histograms(frame: pd.DataFrame, n_layers: int, title: str = "") -> Figure:
@@ -463,13 +489,10 @@ def exit_histograms(frame: pd.DataFrame, n_layers: int, title: str = "") -> Figu
         for i, method in enumerate(methods):
             part = panel[panel["method"] == method]
             place = part["layer"] + (i - (len(methods) - 1) / 2) * width
-            axis.bar(place, part["share"], width, color=colours[method], linewidth=0, label=method)
-            axis.axvline(
-                (part["layer"] * part["share"]).sum(),
-                color=colours[method],
-                linestyle="--",
-                linewidth=1.2,
-            )
+            look = bar(colours[method], full=i == 0)
+            axis.bar(place, part["share"], width, label=method, **look)
+            mean, dash = (part["layer"] * part["share"]).sum(), ("--", ":")[i % 2]
+            axis.axvline(mean, color=colours[method], linestyle=dash, linewidth=1.4)
         axis.grid(False, axis="x")
         axis.set(
             xlim=(0.4, n_layers + 0.6),
@@ -479,7 +502,7 @@ def exit_histograms(frame: pd.DataFrame, n_layers: int, title: str = "") -> Figu
             axis.set_title(f"ε = {epsilon:g}")
     for task, row in zip(tasks, axes):
         row[0].set_ylabel(f"{written(task)}\nshare of inputs")
-    figure.supxlabel(f"exit layer (of {n_layers}); dashed: the mean", fontsize="medium")
+    figure.supxlabel(f"exit layer (of {n_layers}); dashed, dotted: the means", fontsize="medium")
     figure.suptitle(title, fontsize="medium")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center")
     return figure

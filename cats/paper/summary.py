@@ -67,27 +67,27 @@ def _title(stem: str) -> str:
     return f" ({style.title(run[1])})" if run else ""
 
 
-def _table(path: Path, said: str) -> str:
+def _table(path: Path, words: str) -> str:
     text = path.read_text().rstrip()
     if text.count("\n") - 1 <= LONG:
-        return f"*{said}*\n\n{text}"
-    return f"<details><summary>{said}</summary>\n\n{text}\n\n</details>"
+        return f"*{words}*\n\n{text}"
+    return f"<details><summary>{words}</summary>\n\n{text}\n\n</details>"
 
 
 def section(row: dict, folder: Path) -> str:
     """One notebook: its pictures, tables and readings."""
     name, parts = row["notebook"], []
     for stem in stems(name, folder):
-        said = caption(stem) + _title(stem)
+        words = caption(stem) + _title(stem)
         links = ", ".join(
             f"[{kind}]({stem}.{kind})"
             for kind in ("pdf", "csv", "tex", "json")
             if (folder / f"{stem}.{kind}").exists()
         )
         if (folder / f"{stem}.png").exists():
-            parts.append(f"![{said}]({stem}.png)\n\n*{said}* {links}")
+            parts.append(f"![{words}]({stem}.png)\n\n*{words}* {links}")
         if (folder / f"{stem}.tex").exists():
-            parts.append(_table(folder / f"{stem}.md", said) + f"\n\n{links}")
+            parts.append(_table(folder / f"{stem}.md", words) + f"\n\n{links}")
     parts += [path.read_text().rstrip() for path in sorted(folder.glob(f"{name}_reading*.md"))]
     if not parts:
         return ""

@@ -20,7 +20,7 @@ from cats.stats.trials import auroc, evaluate
 if TYPE_CHECKING:
     from cats.train.run import Run
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
 
 
 def runs(recipes: list[str], **settings: Any) -> dict[str, "Run"]:
@@ -105,13 +105,13 @@ def loss_figure(log: pd.DataFrame, run: "Run") -> Figure:
     return figure
 
 
-def by_difficulty(run: "Run", said: np.ndarray, labels: np.ndarray) -> pd.DataFrame | None:
+def by_difficulty(run: "Run", predictions: np.ndarray, labels: np.ndarray) -> pd.DataFrame | None:
     """How often F is right on the validation split, by known difficulty."""
     hard = difficulty(run.data["validation"])
     if hard is None:
         return None
     regression = run.task.regression
-    right = np.abs(said - labels) <= TAU if regression else said == labels
+    right = np.abs(predictions - labels) <= TAU if regression else predictions == labels
     name = "within 0.5 of the label" if regression else "accuracy"
     means = [right[hard == h].mean() for h in range(1, 6)]
     return pd.DataFrame({"difficulty": range(1, 6), name: means}).round(3)
@@ -138,11 +138,11 @@ def layers_figure(
     """Left: consistency and performance by layer. Right: calibration error, or distance to F."""
     layers, metric = report["layer"], run.task.metric
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 2.9), layout="constrained")
-    left.plot(layers, report["consistency"], marker="o", color=BLUE, label="agrees with F")
-    for recipe in recipes:
-        look = dict(marker="^", color=GREEN, label=f"agrees with F, {recipe}")
-        left.plot(layers, report[f"consistency, {recipe}"], **look)
-    left.plot(layers, report[metric], marker="s", color=ORANGE, label=metric)
+    for recipe, seen in style.looks(["paper", *recipes], style.RECIPES).items():
+        shown = f"consistency, {recipe}" if recipe in recipes else "consistency"
+        look = dict(marker=seen.marker, color=seen.colour)
+        left.plot(layers, report[shown], label=f"agrees with F, {seen.name}", **look)
+    left.plot(layers, report[metric], marker="^", ls="--", color=GREY, label=f"{metric}, paper")
     left.set(xlabel="layer", title=style.title(run.name), ylim=(0, 1.02))
     left.set_ylabel(f"agreement, {metric}")
     left.legend(loc="lower right")
@@ -180,7 +180,7 @@ def auroc_figure(report: pd.DataFrame, run: "Run") -> Figure:
         if f"auroc_{name}" in report:
             look = style.MEASURES[name]
             line = dict(marker=look.marker, color=look.colour, label=words)
-            axis.plot(report["layer"], report[f"auroc_{name}"], **line)
+            axis.plot(report["layer"], report[f"auroc_{name}"], **line, **style.stroke(look.dash))
     style.coin(axis)
     axis.set(xlabel="layer", ylabel="AUROC", title=style.title(run.name), ylim=(0.45, 1.02))
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 0.12), ncols=2)
@@ -194,11 +194,13 @@ def scores_figure(table: ScoreTable) -> Figure:
     figure, axes = plt.subplots(1, 3, figsize=(9, 2.4), layout="constrained", sharey=True)
     for axis, k in zip(axes, (1, table.n_layers // 2, table.n_layers - 1)):
         agrees, m = table.consistent[:, k - 1], np.asarray(table.meta)[:, k - 1]
-        look = dict(color=[BLUE, ORANGE], label=["$F_k = F$", "$F_k ≠ F$"])
-        axis.hist([m[agrees], m[~agrees]], bins=20, range=(0, 1), **look)
+        names = ["$F_k = F$", "$F_k ≠ F$"]
+        _, _, (pale, full) = axis.hist([m[agrees], m[~agrees]], 20, range=(0, 1), label=names)
+        for bars, look in ((pale, style.bar(BLUE, full=False)), (full, style.bar(ORANGE))):
+            plt.setp(bars, **look)
         axis.set(title=f"layer {k}", xlabel="meta score", yscale="log")
     axes[0].set_ylabel("inputs")
-    axes[0].legend(loc="upper left")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     figure.suptitle(whose(table), fontsize="medium")
     return figure
 
@@ -217,10 +219,10 @@ def worth(run: "Run", table: ScoreTable, seed: int = 0, ablation: bool = True) -
     from cats.model.exits import sizes as feature_sizes
     from cats.train.fit import fit_meta
 
-    rows, metas = [worth_row("all", table, seed=seed)], run.metas
-    used = feature_sizes(metas.early, metas.d_e, metas.n_outputs, metas.odds)
+    rows, meta = [worth_row("all", table, seed=seed)], run.meta
+    used = feature_sizes(meta.early, meta.d_e, meta.n_outputs, meta.odds)
     for feature in [name for name, size in used.items() if size and ablation]:
-        settings = run.meta | {"drop": [feature]}
+        settings = run.meta_options | {"drop": [feature]}
         without, _ = fit_meta(run.heads, run.states("meta"), tau=TAU, seed=seed, **settings)
         rows.append(worth_row(f"without {feature}", run.scored("validation", without), seed=seed))
     if not run.task.regression:

@@ -19,7 +19,7 @@ from scipy.special import softmax
 
 from cats.paper import style
 from cats.stats.calibrators import CalibrationSet
-from cats.stats.exits import first_above, worst_score
+from cats.stats.exits import agreement, first_above, worst_score
 from cats.stats.monitor import Monitor
 from cats.stats.quantiles import Bools, conformal_quantile, most_errors
 from cats.stats.table import ScoreTable
@@ -81,8 +81,7 @@ class Population:
     def at(self, threshold: float) -> tuple[np.ndarray, np.ndarray]:
         """Whether G ≠ F, and the exit layer, of every row."""
         exits = first_above(self.scores, np.full(self.depth - 1, threshold))
-        agrees = np.c_[self.consistent, np.ones(self.n, bool)]
-        return ~agrees[np.arange(self.n), exits - 1], exits
+        return ~agreement(self.consistent, exits), exits
 
 
 # --- streams
@@ -245,14 +244,14 @@ def watching_figure(delay: pd.DataFrame, rates: pd.DataFrame, delta: float, inpu
     axes[0].set(xlabel="streams with a false alarm (%)", title="no shift; line: δ", xlim=(-1, None))
     axes[0].invert_yaxis()
     axes[0].legend(loc="upper right")
-    dashes = {"harder half": "--", "hardest quarter": ":"}
+    harder = ("-", "left")  # a class: strokes and marks, which tell a lone point
+    strokes = {"harder half": ("--", "none"), "hardest quarter": (":", "full")}
     for axis, kind in zip(axes[1:], ("sudden", "slow")):
         for (task, part), rows in delay[delay["shift"] == kind].groupby(["task", "part"]):
             shown = rows[np.isfinite(rows["median"])]
-            look = dict(color=drawn[task].colour, marker=drawn[task].marker)
-            axis.plot(
-                shown["audit"], shown["median"], linestyle=dashes.get(part, "-"), ms=4, **look
-            )
+            dash, filled = strokes.get(part, harder)
+            look = dict(color=drawn[task].colour, marker=drawn[task].marker, markersize=5)
+            axis.plot(shown["audit"], shown["median"], ls=dash, fillstyle=filled, **look)
         axis.axhline(inputs, color="black", linewidth=0.8)
         axis.set(xscale="log", ylim=(0, 1.05 * inputs), xlabel="share of inputs audited")
         axis.set_xticks(
@@ -260,7 +259,7 @@ def watching_figure(delay: pd.DataFrame, rates: pd.DataFrame, delta: float, inpu
         )
         axis.set_title(f"{kind} shift")
     axes[1].set_ylabel("inputs until the alarm (median)")
-    for name, dash in {"a harder class": "-", **dashes}.items():
-        axes[2].plot([], [], color="black", linestyle=dash, label=name)
-    axes[2].legend(loc="lower left", title="shift to (line: the end)", title_fontsize=8)
+    for name, (dash, filled) in {"a harder class": harder, **strokes}.items():
+        axes[2].plot([], [], color="black", marker="o", ls=dash, fillstyle=filled, label=name)
+    axes[2].legend(loc="lower left", title="shift to (line above: the end)", title_fontsize=8)
     return figure

@@ -158,31 +158,31 @@ class Cascade(Calibrated):
             if epsilon is None:
                 epsilon = monitor.level if monitor else EPSILON
             if monitor and monitor.step and not 0 < epsilon < 1:  # steered to all steps, or to one
-                bars = np.full(l - 1, -np.inf if epsilon else np.inf)
+                limits = np.full(l - 1, -np.inf if epsilon else np.inf)
             else:
-                bars = self.thresholds(epsilon, method, measure, **options)
-                bars += self.margin(measure, method)
+                limits = self.thresholds(epsilon, method, measure, **options)
+                limits += self.margin(measure, method)
         else:
-            bars = np.asarray(thresholds, float)
-        if bars.shape != (l - 1,) or np.isnan(bars).any():
-            raise ValueError(f"{l} steps need {l - 1} thresholds, none of them NaN, got {bars}")
+            limits = np.asarray(thresholds, float)
+        if limits.shape != (l - 1,) or np.isnan(limits).any():
+            raise ValueError(f"{l} steps need {l - 1} thresholds, none of them NaN, got {limits}")
         audited = monitor.coin(len(rows)) if monitor else np.zeros(len(rows), bool)
         exits, scores = np.full(len(rows), l), np.ones(len(rows))
-        said: Floats | None = None  # (n, l, C), NaN where a step did not run
+        so_far: Floats | None = None  # (n, l, C), NaN where a step did not run
         for k in range(1, l + 1):
             runs = np.flatnonzero((exits == l) | audited)
             logits = self._run(k - 1, [rows[i] for i in runs])
-            if said is None:
-                said = np.full((len(rows), l, logits.shape[1]), np.nan)
-            said[runs, k - 1] = logits
+            if so_far is None:
+                so_far = np.full((len(rows), l, logits.shape[1]), np.nan)
+            so_far[runs, k - 1] = logits
             if k < l and len(runs):
-                found = find_measure(measure).score(said[runs, :k], l - 1, self.tau)
-                leaves = (found > bars[k - 1]) & (exits[runs] == l)
+                found = find_measure(measure).score(so_far[runs, :k], l - 1, self.tau)
+                leaves = (found > limits[k - 1]) & (exits[runs] == l)
                 exits[runs[leaves]], scores[runs[leaves]] = k, found[leaves]
-        assert said is not None
+        assert so_far is not None
         if monitor and audited.any():
-            monitor.watch(ScoreTable(said[audited], tau=self.tau), exits[audited], measure)
-        at = said[np.arange(len(rows)), exits - 1]
+            monitor.watch(ScoreTable(so_far[audited], tau=self.tau), exits[audited], measure)
+        at = so_far[np.arange(len(rows)), exits - 1]
         regression = at.shape[1] == 1
         values = at[:, 0] if regression else at.argmax(axis=1)
         arrays = Arrays(values, exits, scores, at if regression else softmax(at, axis=1))

@@ -163,8 +163,8 @@ class CAT(Calibrated):
         folder: str | Path | None = None,
         seed: int = 0,
         tau: float = TAU,
-        early: Mapping[str, Any] | None = None,
-        meta: Mapping[str, Any] | None = None,
+        head_options: Mapping[str, Any] | None = None,
+        meta_options: Mapping[str, Any] | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> "CAT":
         """A CAT from a fine-tuned model and two lists of texts (pairs for two-text tasks) of the
@@ -191,6 +191,8 @@ class CAT(Calibrated):
                      pipelines, and for a model in memory where it is
         folder       where extracted states go (a temporary folder by default); give one to resume
                      an interrupted fit
+        head_options, meta_options   of training heads and meta classifiers: epochs, batch_size,
+                     learning_rate
 
         A threshold is some calibration input's score, and predictions are computed in other
         arithmetic than the table (other batches, other padding). How far scores are off is measured
@@ -258,16 +260,16 @@ class CAT(Calibrated):
                 tuple(targets),
                 recipe=recipe,
                 seed=seed,
-                **(early or {}),
+                **(head_options or {}),
             )
-            metas, _ = fit_meta(
-                heads, states["meta"], recipe=recipe, tau=tau, seed=seed, **(meta or {})
+            meta, _ = fit_meta(
+                heads, states["meta"], recipe=recipe, tau=tau, seed=seed, **(meta_options or {})
             )
             states["calibration"] = extract(
                 engine, reader, calibration, columns, work / "calibration", **options
             )
             tables = {
-                name: table_of(states[name], heads, metas, None, {"split": name}, tau)
+                name: table_of(states[name], heads, meta, None, {"split": name}, tau)
                 for name in ("calibration", "choosing")
                 if name in states
             }
@@ -294,7 +296,7 @@ class CAT(Calibrated):
             backbone,
             reader,
             heads,
-            metas,
+            meta,
             tables["calibration"],
             max_length=max_length,
             measure=measure,
@@ -319,7 +321,7 @@ class CAT(Calibrated):
                 states = extract(
                     engine, run.tokenizer, data, columns, folder, max_length=run.max_length
                 )
-                made = table_of(states, run.heads, run.metas, table.labels, table.metadata)
+                made = table_of(states, run.heads, run.meta, table.labels, table.metadata)
             table = compared(made, table.logits[:, -1])
         about = {
             "task": run.task.name,
@@ -333,7 +335,7 @@ class CAT(Calibrated):
             run.backbone,
             run.tokenizer,
             run.heads,
-            run.metas,
+            run.meta,
             table,
             max_length=run.max_length,
             measure=measure,
@@ -697,7 +699,7 @@ class CAT(Calibrated):
                 size = len(batch["input_ids"])
                 loop.begin(
                     Cohort(
-                        engine.start(batch),
+                        engine.start(batch, sums=loop.sums),
                         [*range(n, n + size)],
                         Scorer(self, measure, size),
                     )

@@ -51,6 +51,7 @@ class Loop:
             if decide or audit
             else max((k for k in range(1, l) if self.thresholds[k - 1] < math.inf), default=0)
         )  # nothing leaves early after it
+        self.sums = self.last > 0 and self.reads != "cls"  # whether heads read more than [CLS]
         self.cohorts: list[Cohort] = []  # rows on their way
         self.room = 0  # the most that may run together
         self.left: list[

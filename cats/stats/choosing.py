@@ -1,7 +1,8 @@
 """What happens to a promise when something is chosen after looking at the calibration inputs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,25 @@ FIXED, LOOKED, APART, BAND = (
     "chosen on other inputs",
     "chosen on the calibration inputs, band",
 )
+
+
+class Draws(NamedTuple):
+    """Calibration on n random inputs of a table, again and again; the inputs left are the test.
+
+    measure  the confidence that inputs leave by
+    delta    of the methods that know one
+    """
+
+    n: int
+    trials: int = 100
+    seed: int = 0
+    measure: str = "meta"
+    delta: Number = 0.05
+
+    def orders(self, table: ScoreTable) -> Iterator[tuple[int, Ints]]:
+        """The table's rows in random order, trial by trial."""
+        for trial in range(self.trials):
+            yield trial, np.random.default_rng([self.seed, trial]).permutation(len(table))
 
 
 def subset_values(scores: Floats, consistent: Bools, subsets: Ints) -> Floats:
@@ -49,31 +69,24 @@ def _ranked(scores: Floats, consistent: Bools, subsets: Ints) -> Floats:
 
 
 def choosing_layers(
-    table: ScoreTable,
-    n: int,
-    epsilon: Number,
-    size: int = 3,
-    trials: int = 100,
-    seed: int = 0,
-    measure: str = "meta",
-    delta: Number = 0.05,
+    table: ScoreTable, draws: Draws, epsilon: Number, size: int = 3
 ) -> pd.DataFrame:
-    """Calibrate on n random inputs with `size` exit layers, the best of all such sets, and look at
-    the inputs left: a row a way and trial, with risk and layers.
+    """Calibrate with `size` exit layers, the best of all such sets, and look at the inputs left: a
+    row a way and trial, with risk and layers.
 
     The best set is the one that uses fewest layers, judged on the calibration inputs, on n others,
     or not at all (layers evenly spread). `band` shares delta among all sets.
     """
-    scores, consistent, early = table.scores(measure), table.consistent, table.n_layers - 1
+    n, scores, consistent = draws.n, table.scores(draws.measure), table.consistent
+    early = table.n_layers - 1
     subsets = np.array(list(combinations(range(early), size)))
     spread = np.linspace(0, early, size + 2)[1:-1].astype(int)
     fixed = int(np.flatnonzero((subsets == spread).all(axis=1))[0])
     rank = conformal_rank(n, 1 - exact(epsilon))
-    bounds = coverage_band(n, exact(delta) / len(subsets))
+    bounds = coverage_band(n, exact(draws.delta) / len(subsets))
     safe = n - len(bounds) + 1 + int(np.searchsorted(bounds, float(1 - exact(epsilon))))
     rows = []
-    for trial in range(trials):
-        order = np.random.default_rng([seed, trial]).permutation(len(table))
+    for trial, order in draws.orders(table):
         cal, other, rest = order[:n], order[n : 2 * n], order[2 * n :]
         ranked = _ranked(scores[cal], consistent[cal], subsets)
         taus, wide = ranked[min(rank - 1, n)], ranked[min(safe - 1, n)]
@@ -96,35 +109,28 @@ def choosing_layers(
 
 
 def choosing_epsilon(
-    table: ScoreTable,
-    n: int,
-    methods: Sequence[str],
-    epsilons: Sequence[Number],
-    delta: Number = 0.05,
-    trials: int = 100,
-    seed: int = 0,
-    measure: str = "meta",
+    table: ScoreTable, draws: Draws, methods: Sequence[str], epsilons: Sequence[Number]
 ) -> pd.DataFrame:
-    """Calibrate on n random inputs for many epsilons and take the one behind the largest drop in
-    layers, seen on the same inputs: method, trial, epsilon, risk, layers, and `excess`, the largest
-    risk - epsilon over all epsilons.
+    """Calibrate for many epsilons and take the one behind the largest drop in layers, seen on the
+    same inputs: method, trial, epsilon, risk, layers, and `excess`, the largest risk - epsilon over
+    all epsilons.
 
     Methods with one threshold; those that know delta are given it. Risk and layers are those of the
     inputs left.
     """
-    cal = CalibrationSet(table.scores(measure), table.consistent)
+    cal = CalibrationSet(table.scores(draws.measure), table.consistent)
     depth = np.indices(table.logits.shape[:2])[1] + 1
     steps = cal.events.steps(depth)
     levels = [exact(epsilon) for epsilon in epsilons]
     values = np.array([float(level) for level in levels])
     rows = []
-    for trial in range(trials):
-        keep = np.random.default_rng([seed, trial]).permutation(len(table)) < n
+    for trial, order in draws.orders(table):
+        keep = order < draws.n
         given, rest = cal.part(keep), cal.part(~keep)
         seen, later = (cal.events.curve(depth, steps, part) for part in (keep, ~keep))
         for method in methods:
             promises = find_method(method).guarantee == "pac"
-            options = {"delta": delta} if promises else {}
+            options = {"delta": draws.delta} if promises else {}
             taus = find_method(method).thresholds(given, levels, **options)[:, 0]
             best = int(np.argmax(-np.diff(seen(taus)))) + 1
             risks = rest.errors(taus) / rest.n

@@ -5,19 +5,15 @@ cheap one (calibration, figures, NumPy). The file is safetensors with the metada
 hash of the arrays is kept there and checked.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from scipy.special import softmax
 
-from cats._io import digest, writing
+from cats._io import digest, read_arrays, write_arrays
 from cats.stats.measures import find_measure, over_layers
 from cats.stats.quantiles import Bools, Floats
 
@@ -274,11 +270,7 @@ class ScoreTable:
     @property
     def sha256(self) -> str:
         """A hash of the arrays and of tau: two tables with the same hash give the same exits."""
-        digest = hashlib.sha256(repr(self.tau).encode())
-        for name, array in sorted(self._arrays().items()):
-            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            digest.update(array.tobytes())
-        return digest.hexdigest()
+        return digest(self._arrays(), before=repr(self.tau).encode())
 
     def save(self, path: str | Path) -> Path:
         """Write the table to one safetensors file, whole or not at all."""
@@ -289,9 +281,7 @@ class ScoreTable:
             "metadata": self.metadata,
             "about": digest(self.metadata),
         }
-        # one key: safetensors does not keep the order of several
-        with writing(path) as aside:
-            save_file(self._arrays(), aside, {"cats": json.dumps(header, sort_keys=True)})
+        write_arrays(path, self._arrays(), header)
         return Path(path)
 
     @classmethod
@@ -300,14 +290,7 @@ class ScoreTable:
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(f"no ScoreTable at {path}")
-        try:
-            with safe_open(path, framework="numpy") as file:
-                header = json.loads((file.metadata() or {}).get("cats", "{}"))
-                arrays = {name: file.get_tensor(name) for name in file.keys()}
-        except (SafetensorError, ValueError) as error:  # the header or the JSON in it
-            raise ValueError(
-                f"{path} is not a whole safetensors file ({error}): make the table again"
-            ) from None
+        arrays, header = read_arrays(path)
         if header.get("format") != FORMAT:
             raise ValueError(
                 f"{path} is not a ScoreTable: its format is {header.get('format')!r}, expected"

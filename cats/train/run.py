@@ -61,7 +61,8 @@ class Run:
     folder    where everything is kept; what does not depend on the recipe is kept once
     limit     at most so many rows of each split (see tasks.load)
     recipe    how heads and meta classifiers are made: a name in fit.RECIPES, or a Recipe
-    training, early, meta   options of fine_tune, and of training heads and meta classifiers
+    training, head_options, meta_options   what fine_tune, fit_heads and fit_meta are told besides;
+              in files the last two are `early` and `meta`, as in those of the first version
     """
 
     task: Any = "sentiment"
@@ -73,8 +74,8 @@ class Run:
     fine_tuned: bool = False
     recipe: Any = "paper"
     training: dict = field(default_factory=dict)
-    early: dict = field(default_factory=dict)
-    meta: dict = field(default_factory=dict)
+    head_options: dict = field(default_factory=dict)
+    meta_options: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not str(self.folder):
@@ -236,14 +237,14 @@ class Run:
                 labels,
                 recipe=self.recipe,
                 seed=self.seed,
-                **self.early,
+                **self.head_options,
             )
             about = {"losses": losses.tolist(), "model": self.backbone.fingerprint}
             save_module(heads, path, about | {"recipe": asdict(self.recipe)})
 
         settings = self._origin("train") | {
             "recipe": asdict(self.recipe),
-            "early": self.early,
+            "early": self.head_options,
             "seed": self.seed,
         }
         return self._keep(
@@ -260,12 +261,12 @@ class Run:
         return self._heads[0]
 
     @cached_property
-    def _metas(self) -> tuple[Meta, dict[str, Any]]:
+    def _meta(self) -> tuple[Meta, dict[str, Any]]:
         path, heads = self.home / "meta.safetensors", self.heads
 
         def make(states: States | Joined) -> None:
             meta, losses = fit_meta(
-                heads, states, recipe=self.recipe, tau=TAU, seed=self.seed, **self.meta
+                heads, states, recipe=self.recipe, tau=TAU, seed=self.seed, **self.meta_options
             )
             about = {"losses": losses.tolist(), "model": self.backbone.fingerprint}
             save_module(meta, path, about | {"recipe": asdict(self.recipe)})
@@ -273,7 +274,7 @@ class Run:
         settings = self._origin("train") | {
             "heads": module_digest(heads),
             "recipe": asdict(self.recipe),
-            "meta": self.meta,
+            "meta": self.meta_options,
             "seed": self.seed,
         }
         return self._keep(
@@ -285,18 +286,18 @@ class Run:
         )
 
     @property
-    def metas(self) -> Meta:
+    def meta(self) -> Meta:
         """The meta classifiers."""
-        return self._metas[0]
+        return self._meta[0]
 
     def losses(self, what: str) -> np.ndarray:
         """The training losses (epochs, l-1) of "heads" or "meta"."""
-        return np.array((self._heads if what == "heads" else self._metas)[1]["losses"])
+        return np.array((self._heads if what == "heads" else self._meta)[1]["losses"])
 
-    def scored(self, part: str, metas: Meta | None = None) -> ScoreTable:
+    def scored(self, part: str, meta: Meta | None = None) -> ScoreTable:
         """A ScoreTable of any part: quick, and not for shipping."""
-        metas = metas or self.metas
-        return table_of(self.states(part), self.heads, metas, self.labels(part), self.about(part))
+        meta = meta or self.meta
+        return table_of(self.states(part), self.heads, meta, self.labels(part), self.about(part))
 
     def table(self, split: str) -> ScoreTable:
         """The ScoreTable of `validation` or `test`: neither was ever trained on. Scores are
@@ -307,17 +308,17 @@ class Run:
                 "tables are made of validation and test, which were never trained on, not of"
                 f" {split!r}; see `scored`"
             )
-        path, heads, metas = self.home / f"{split}.safetensors", self.heads, self.metas
+        path, heads, meta = self.home / f"{split}.safetensors", self.heads, self.meta
         settings = self._origin(split) | {
             "heads": module_digest(heads),
-            "meta": module_digest(metas),
+            "meta": module_digest(meta),
         }
         return self._keep(
             path,
             settings,
             lambda: self.states(split),
             lambda states: table_of(
-                states, heads, metas, self.labels(split), self.about(split)
+                states, heads, meta, self.labels(split), self.about(split)
             ).save(path),
             ScoreTable.load,
         )
@@ -337,22 +338,22 @@ class Run:
             "max_length": self.max_length,
             "recipe": asdict(self.recipe),
             "training": self.training,
-            "early": self.early,
-            "meta": self.meta,
+            "early": self.head_options,
+            "meta": self.meta_options,
             "versions": versions("torch", "transformers", "datasets"),
         }
 
 
 def table_of(
-    states: States, heads: Heads, metas: Meta, labels: Any, about: dict, tau: float = TAU
+    states: States, heads: Heads, meta: Meta, labels: Any, about: dict, tau: float = TAU
 ) -> ScoreTable:
     """A ScoreTable from extracted states, in the order of the data."""
-    check_pair(heads, metas, module_digest(heads))
+    check_pair(heads, meta, module_digest(heads))
     logits = torch.empty(len(states), heads.early + 1, heads.n_outputs)
     scores = torch.empty(len(states), heads.early)
     for i in range(states.n_chunks):
         rows = torch.from_numpy(states.rows(i))
-        logits[rows, :-1], scores[rows] = score(heads, metas, read_chunk(states, i, heads.reads))
+        logits[rows, :-1], scores[rows] = score(heads, meta, read_chunk(states, i, heads.reads))
         logits[rows, -1] = states.read(i, "logits")[0]
     return ScoreTable(logits.numpy(), scores.numpy(), labels, about, tau)
 
@@ -379,7 +380,7 @@ def _whole(folder: Path, hashes: Path) -> bool:
 STEPS = {
     "model": lambda run: run.backbone,
     "heads": lambda run: run.heads,
-    "meta": lambda run: run.metas,
+    "meta": lambda run: run.meta,
     "tables": lambda run: [run.table(split) for split in ("validation", "test")],
 }
 

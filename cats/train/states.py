@@ -7,7 +7,6 @@ by the data set, and F never runs again. A chunk is a random part of the data: i
 sorted by length for speed, between chunks nothing is.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +21,7 @@ from safetensors import safe_open
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from cats._io import load_arrays, read_json, save_arrays, write_json
+from cats._io import digest, load_arrays, read_json, save_arrays, write_json
 from cats.model.backbone import Backbone
 from cats.train import tasks
 
@@ -96,7 +95,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
         else tokenizer.get_vocab()
     )
     sides = (tokenizer.model_input_names, tokenizer.truncation_side, tokenizer.pad_token_id)
-    return hashlib.sha256(json.dumps([rules, *sides], sort_keys=True).encode()).hexdigest()
+    return digest([rules, *sides])
 
 
 def collate(

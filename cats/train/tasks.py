@@ -9,7 +9,6 @@ lines), or is generated (the demo tasks). A task of your own is one entry:
 """
 
 import csv
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Value, load_dataset
 
+from cats._io import digest
 from cats.train import demo
 
 SPLITS = ("train", "validation", "test")
@@ -345,10 +345,8 @@ def altered(
 
 def fingerprint(data: Dataset) -> str:
     """A hash of the texts and labels of a data set, in order."""
-    digest = hashlib.sha256()
-    for column in sorted(data.column_names):
-        digest.update(repr((column, data[column][:])).encode())
-    return digest.hexdigest()
+    columns = (repr((column, data[column][:])).encode() for column in sorted(data.column_names))
+    return digest(b"".join(columns))
 
 
 def from_texts(columns: Sequence[str], texts: Iterable[str | tuple[str, ...]]) -> Dataset:

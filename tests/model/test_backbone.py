@@ -111,6 +111,17 @@ def test_how_two_texts_differ(case):
         backbone.start(batch | {"second": 0 * batch["second"]})
 
 
+def test_no_sums_where_nobody_reads_them():
+    """Where heads read [CLS] alone, or F itself runs, no weights of tokens travel along."""
+    backbone = build("bert")
+    state = backbone.step(backbone.start(make_batch(backbone), sums=False), 1)
+    joined = backbone.join(backbone.keep(state, [0, 2]), backbone.keep(state, [1]))
+    assert state.weights is joined.weights is None
+    assert torch.equal(backbone.read(joined, "cls"), joined.hidden[:, 0])
+    with pytest.raises(ValueError, match="without sums"):
+        backbone.read(joined, "cls+mean")
+
+
 @each_case
 def test_one_row_without_mask_or_types(case):
     backbone = build(case)

@@ -20,6 +20,7 @@ from transformers import (
 
 from cats.model.backbone import Backbone
 from cats.model.cost import (
+    Times,
     amortised_time,
     ends_macs,
     head_macs,
@@ -237,9 +238,11 @@ def test_amortised_time_of_table_5():
     table = published()
     meta = np.where(table.method.str.endswith("meta"), 0.11, 0.0)
     pairs = list(zip(table.layers, meta, strict=True))
-    ours = np.array([amortised_time(layers, 24, meta=m) for layers, m in pairs])
+    ours = np.array([amortised_time(layers, 24, Times(meta=m)) for layers, m in pairs])
     assert np.abs(ours - table.amortized_time_percent).max() < LAST_DIGIT
-    as_printed = np.array([amortised_time(layers, 24, ends=1.95, meta=m) for layers, m in pairs])
+    as_printed = np.array(
+        [amortised_time(layers, 24, Times(ends=1.95, meta=m)) for layers, m in pairs]
+    )
     assert 0.06 < np.abs(as_printed - table.amortized_time_percent).max() < 0.07
     all_ends = ours + 100 * 0.20 / 22.32
     assert np.abs(all_ends - table.amortized_time_percent).min() > 0.88
@@ -260,11 +263,9 @@ def test_amortised_time_is_a_sum_over_inputs():
             embeddings + sum(2.0 + (0.3 if j < 12 else top) + 0.1 for j in range(1, k + 1))
         )
     expected = 100 * np.mean(times) / (1.5 + 12 * 2.0)
-    assert amortised_time(exits, 12, layer=2.0, ends=1.5, head=0.3, meta=0.1) == pytest.approx(
-        expected
-    )
-    assert amortised_time(
-        exits.mean(), 12, layer=2.0, ends=1.5, head=0.3, meta=0.1
-    ) == pytest.approx(expected)
+    ours = Times(layer=2.0, ends=1.5, head=0.3, meta=0.1)
+    assert amortised_time(exits, 12, ours) == pytest.approx(expected)
+    assert amortised_time(exits.mean(), 12, ours) == pytest.approx(expected)
     assert amortised_time(17.75, 24) < 100 < amortised_time(17.77, 24)
-    assert amortised_time(19.61, 24, meta=0) < 100 < amortised_time(19.63, 24, meta=0)
+    without = Times(meta=0)
+    assert amortised_time(19.61, 24, without) < 100 < amortised_time(19.63, 24, without)

@@ -23,8 +23,8 @@ SMALL = {
     "model": "demo",
     "limit": {"train": 160, "validation": 40, "test": 30},
     "training": {"batch_size": 8, "save_steps": 4, "epochs": 1},
-    "early": {"epochs": 1},
-    "meta": {"epochs": 1},
+    "head_options": {"epochs": 1},
+    "meta_options": {"epochs": 1},
 }
 RUN = "build/small/runs/sentiment-demo-0"
 
@@ -157,7 +157,7 @@ def test_a_failed_notebook_keeps_its_traceback_and_stops_nothing_else(both):
 
 def test_only_what_depends_on_a_parameter_runs_again(both):
     folder = both[1]
-    profile(folder, meta={"epochs": 2})
+    profile(folder, meta_options={"epochs": 2})
     said, _ = batch(folder, "--dry-run").communicate(timeout=600)
     again = [
         stage
@@ -167,14 +167,26 @@ def test_only_what_depends_on_a_parameter_runs_again(both):
     assert again == ["04_meta_classifiers", "05_scores"], said
 
 
-def test_a_small_number_reaches_a_notebook_as_a_number(tmp_path):
-    """The rates of the paper profile: JSON would write 1e-05, which YAML takes for a word."""
+def test_what_a_profile_says_reaches_notebooks_and_what_is_launched_before_them(tmp_path):
+    """The rates of the paper profile are numbers: JSON would write 1e-05, which YAML takes for a
+    word. And profiles of the first version named the options of heads and meta classifiers `early`
+    and `meta`.
+    """
     batches.copy(tmp_path, "cats", "notebooks", "Snakefile")
-    profile(tmp_path, training={"learning_rate": 0.00001})
-    told, _ = batch(tmp_path, "--dry-run", "--printshellcmds").communicate(timeout=600)
+    profile(tmp_path, training={"learning_rate": 0.00001}, head_options={"epochs": 3})
+    said = (tmp_path / "small.yaml").read_text().replace("head_options", "early")
+    (tmp_path / "small.yaml").write_text(said.replace("meta_options", "meta"))
+    options = ("--dry-run", "--printshellcmds", "--config", "launch=accelerate launch")
+    told, _ = batch(tmp_path, *options).communicate(timeout=600)
     lines = [line for line in told.splitlines() if "papermill" in line and "demo-0" in line]
     given = [yaml.safe_load(shlex.split(line.partition(" -y ")[2])[0]) for line in lines]
     assert len(given) == 4 and all(one["training"] == {"learning_rate": 1e-5} for one in given)
+    found = [[one.get(name) for name in ("head_options", "meta_options")] for one in given]
+    heads, both = [{"epochs": 3}, None], [{"epochs": 3}, {"epochs": 1}]
+    assert sorted(found, key=str) == sorted([[None, None], heads, both, both], key=str)
+    for line, notebook in zip(lines, given):
+        launched = json.loads(shlex.split(line.partition(" cats.train.run ")[2])[0])
+        assert launched == notebook | {"folder": f"../{notebook['folder']}"}
 
 
 def test_a_page_as_old_as_its_tables_is_made_anew(tmp_path):

@@ -71,8 +71,8 @@ def test_disk_is_what_the_files_hold(tmp_path):
         folder=tmp_path,
         limit=sizes,
         training={"epochs": 1},
-        early={"epochs": 1},
-        meta={"epochs": 1},
+        head_options={"epochs": 1},
+        meta_options={"epochs": 1},
     )
     run.table("validation")
     found = {

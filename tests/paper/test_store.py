@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import tiny
 
 import cats
 from cats import ScoreTable
@@ -16,9 +17,6 @@ from cats.paper.places import DATA
 from cats.train.run import Run
 
 SIZES = {"train": 120, "validation": 40, "test": 30}
-QUICK = dict(
-    model="demo", limit=SIZES, training={"epochs": 1}, early={"epochs": 2}, meta={"epochs": 2}
-)
 LAYERS = {"shallow": 4, "deep": 6}
 MADE = [
     ("own_task", "deep"),
@@ -139,7 +137,8 @@ def test_an_empty_folder_has_no_pairs(tmp_path):
 
 def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
     before = store.manifest(folder)
-    run = Run("similarity", folder=tmp_path_factory.mktemp("run"), **QUICK)
+    quick = {"training": {"epochs": 1}, **tiny.QUICK}
+    run = Run("similarity", folder=tmp_path_factory.mktemp("run"), limit=SIZES, **quick)
     assert store.add(run, folder) == folder
     entries = store.manifest(folder)
     new = {name: entry for name, entry in entries.items() if name not in before}
@@ -177,7 +176,7 @@ def test_a_run_is_added_whole_and_beside_the_others(folder, tmp_path_factory):
             entry["inputs"] == len(table) == SIZES[split]
             and entry["data"] == table.metadata["data"]
         )
-    for kind, what, module in ((Heads, "heads", run.heads), (Meta, "meta", run.metas)):
+    for kind, what, module in ((Heads, "heads", run.heads), (Meta, "meta", run.meta)):
         back, _ = load_module(kind, store.path("similarity", "demo", what, folder))
         assert all(
             (back.state_dict()[name] == tensor).all()
@@ -315,6 +314,19 @@ def test_validation_and_test_are_other_data_seen_by_the_same_model(task, backbon
         key: test.metadata[key] for key in same
     }
     assert validation.tau == test.tau
+
+
+def test_a_run_goes_on_from_files_of_the_first_version(tmp_path):
+    """What Python calls head_options and meta_options is `early` and `meta` in every file."""
+    model = tiny.save(tmp_path / "model")
+    run = tiny.run(model, tmp_path / "run", fine_tuned=True)
+    about = run.table("test").metadata
+    shipped = store.table("stsb", "bge-small-en-v1.5", "test", TABLES).metadata
+    assert set(about) == set(shipped)
+    assert (about["early"], about["meta"]) == (run.head_options, run.meta_options)
+    for what, name in (("heads", "early"), ("meta", "meta")):
+        settings = json.loads((run.home / f"{what}.settings.json").read_text())
+        assert settings[name] == {"epochs": 1} and not any("options" in key for key in settings)
 
 
 def test_backbones_of_a_task_saw_the_same_inputs():

@@ -120,8 +120,8 @@ def test_what_a_profile_names_is_there(profile):
             *signature(finetune.fine_tune).parameters,
             *signature(TrainingArguments).parameters,
         },
-        "early": signature(fit.train_heads).parameters,
-        "meta": signature(fit.fit_meta).parameters,
+        "head_options": signature(fit.train_heads).parameters,
+        "meta_options": signature(fit.fit_meta).parameters,
         "limit": tasks.SPLITS,
     }
     for run in content["runs"]:

@@ -397,8 +397,8 @@ def test_mixed_precision_is_part_of_the_promise(demo):
         texts["validation"],
         tokenizer=cat.tokenizer,
         autocast="bfloat16",
-        early={"epochs": 1},
-        meta={"epochs": 1},
+        head_options={"epochs": 1},
+        meta_options={"epochs": 1},
     )
     batch = cat.tokenizer(texts["test"], padding=True, return_tensors="pt")
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -543,7 +543,7 @@ def test_another_tokenizer_is_refused(saved, tmp_path):
 
 
 def test_a_half_precision_backbone_comes_back_as_it_was(saved, demo, tmp_path):
-    texts, quick = demo[1], {"early": {"epochs": 1}, "meta": {"epochs": 1}}
+    texts, quick = demo[1], {"head_options": {"epochs": 1}, "meta_options": {"epochs": 1}}
     half = Backbone.from_pretrained(saved / "backbone", dtype=torch.bfloat16)
     (tmp_path / "work/calibration").mkdir(parents=True)
     (tmp_path / "work/calibration/mine.txt").write_text("not yours")

@@ -234,6 +234,9 @@ def test_broken_files_are_refused(tmp_path, table):
     save_file(arrays, broken)
     with pytest.raises(ValueError, match="not a ScoreTable"):
         ScoreTable.load(broken)
+    save_file(arrays, broken, {"cats": "[1]"})
+    with pytest.raises(ValueError, match="has .1. as its header"):
+        ScoreTable.load(broken)
     save_file({"meta": arrays["meta"]}, broken, {"cats": json.dumps(header)})
     with pytest.raises(ValueError, match="holds"):
         ScoreTable.load(broken)

@@ -300,7 +300,7 @@ def test_choosing_after_looking_breaks_the_promise_and_choosing_apart_does_not()
     logits[..., 0] = 1
     logits[:, :-1][~consistent] = [0, 1]
     table = cats.ScoreTable(logits, rng.random((4000, 12)))
-    frame = choosing.choosing_layers(table, 60, 0.1, trials=60)
+    frame = choosing.choosing_layers(table, choosing.Draws(60, trials=60), 0.1)
     risk = frame.groupby("way")["risk"].agg(["mean", "sem"])
     low, high = risk["mean"] - 5 * risk["sem"], risk["mean"] + 5 * risk["sem"]
     assert low[choosing.LOOKED] > 0.1 > low[choosing.APART]
@@ -309,7 +309,8 @@ def test_choosing_after_looking_breaks_the_promise_and_choosing_apart_does_not()
 
 def test_choosing_epsilon_reads_the_same_rows_as_recalibrate():
     table, epsilons = cats.Synthetic(layers=5).table(400), [0.05, 0.1, 0.2, 0.3]
-    frame = choosing.choosing_epsilon(table, 200, ["first_exit", "band"], epsilons, 0.1, trials=3)
+    draws = choosing.Draws(200, trials=3, delta=0.1)
+    frame = choosing.choosing_epsilon(table, draws, ["first_exit", "band"], epsilons)
     settings = [("first_exit", None), ("band", 0.1)]
     every = recalibrate(table, 200, settings, epsilons, trials=3)
     for row in frame.itertuples():

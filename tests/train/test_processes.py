@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
     "task": "sentiment",
     "limit": {"train": 200, "validation": 530, "test": 30},
-    "early": {"epochs": 1},
-    "meta": {"epochs": 1},
+    "head_options": {"epochs": 1},
+    "meta_options": {"epochs": 1},
 }
 EXTRACT = """
 import sys

@@ -56,7 +56,11 @@ from cats.train.states import States, by_length, collate, extract, tokenise
 
 SIZES = {"train": 120, "validation": 40, "test": 40}
 QUICK = dict(
-    model="demo", limit=SIZES, training={"epochs": 1}, early={"epochs": 2}, meta={"epochs": 2}
+    model="demo",
+    limit=SIZES,
+    training={"epochs": 1},
+    head_options={"epochs": 2},
+    meta_options={"epochs": 2},
 )
 
 
@@ -596,7 +600,7 @@ def test_the_whole_run(name, recipe, tmp_path):
     reads = run.heads.reads
     assert ("pair" in reads) == (recipe == "distilled" and name == "similarity")
     read = vectors(reads, *(states[part] for part in reads.split("+")))
-    early, meta = score(run.heads, run.metas, read)
+    early, meta = score(run.heads, run.meta, read)
     np.testing.assert_allclose(table.logits[:, :-1], early, atol=1e-4)
     np.testing.assert_allclose(table.logits[:, -1], states["logits"], atol=1e-4)
     np.testing.assert_allclose(table.meta, meta, atol=1e-4)
@@ -616,7 +620,7 @@ def test_the_whole_run(name, recipe, tmp_path):
     options = QUICK | {"folder": tmp_path / "run", "recipe": recipe}
     assert Run(name, **options).table("validation").sha256 == table.sha256
     assert stamp() == before
-    other = Run(name, **options | {"meta": {"epochs": 2, "drop": ["history"]}})
+    other = Run(name, **options | {"meta_options": {"epochs": 2, "drop": ["history"]}})
     assert other.table("validation").sha256 != table.sha256
     assert stamp()["heads.safetensors"] == before["heads.safetensors"]
 
