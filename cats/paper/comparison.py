@@ -172,7 +172,7 @@ def compare(
     cats: Mapping[str, CAT],
     ways: Sequence[Way],
     rows: list[Any],
-    timed: int = 256,
+    timed: int = 128,
     repeats: int = 6,
 ) -> pd.DataFrame:
     """A row a way: agreement with F on all rows, with an interval of 95 % (Clopper and Pearson

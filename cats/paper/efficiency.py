@@ -108,7 +108,7 @@ def replayed(
     first = {same: key for key, same in reversed(work.items())}  # the first with these exits
     own = {key: patterns[key] for key in patterns if first[work[key]] == key}
     batches = len(own) * -(-inputs // starting(32))  # that the CAT asks for, in a repeat
-    beside = batches // len({key[:2] for key in exits})
+    beside = max(1, batches // len({key[:2] for key in exits}))
     timed = timing.replays(cat, own, tokens, 32, repeats, scored, beside=beside)
     found = {key: timed[first[same]] for key, same in work.items()}
     if repeats >= 6:  # fewer have no interval

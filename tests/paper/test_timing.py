@@ -66,6 +66,8 @@ def test_methods_that_leave_alike_are_timed_once(cat):
     assert found["a", 0.9, "pac/meta"] is found["b", 0.9, "ltt/meta"]
     for key, replay in found.items():
         np.testing.assert_allclose(replay.ratios, [exits[key][:32].mean() / 4] * 2)
+    alike = {(task, 0.9, "pac/meta"): one for task in "abc"}  # fewer patterns than tasks
+    assert len({id(replay) for replay in efficiency.replayed(cat, alike, 8, 3, 2, 4).values()}) == 1
 
 
 def test_tensors_held_are_counted_where_most_are_held():
