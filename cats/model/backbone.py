@@ -354,6 +354,13 @@ class Backbone:
             )
         return self.encoder.classify(state.hidden, state.mask)
 
+    def logits(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Logits of F, (rows, C), of a tokenised batch: all layers, nobody leaves."""
+        state = self.start(batch, sums=False)
+        for k in range(1, self.n_layers + 1):
+            state = self.step(state, k)
+        return self.finish(state)
+
     def keep(self, state: State, rows: list[int] | Tensor, trim: bool = True) -> State:
         """Only these rows, in this order: row numbers, as a list or a LongTensor, or a bool tensor
         (rows,). It uses the old state up.

@@ -8,7 +8,8 @@
 
 F stays the float32 model, and what is promised is agreement with it: calibration compares every
 layer of the body, the last included, with F. After the last layer F's own classifier answers, in
-float32, whatever the body.
+float32, whatever the body; and where that is so undecided that rounding could change the answer, F
+itself runs (`CAT.in_doubt`).
 
 An input's answer must not depend on the other rows of its batch. Torch's dynamic quantisation has
 one scale for all activations of a batch, so there it does; here every token has its own, which also
@@ -157,7 +158,7 @@ def fastest(
         answers = {}
         for name, body in bodies.items():
             start = time.perf_counter()
-            answers[name] = torch.cat([_logits(body, batch) for batch in batches])
+            answers[name] = torch.cat([body.logits(batch).float().cpu() for batch in batches])
             seconds[name].append(time.perf_counter() - start)
     found = {
         name: {
@@ -170,13 +171,6 @@ def fastest(
     best = min(allowed, key=lambda name: found[name]["seconds"])
     quick = found[best]["seconds"] < slower * found[FULL]["seconds"]
     return (best if quick else FULL), found
-
-
-def _logits(backbone: Backbone, batch: Any) -> Tensor:
-    state = backbone.start(batch, sums=False)
-    for k in range(1, backbone.n_layers + 1):
-        state = backbone.step(state, k)
-    return backbone.finish(state).float().cpu()
 
 
 def _differs(ours: Tensor, theirs: Tensor, tau: float) -> float:

@@ -156,6 +156,9 @@ def answers(cats: Mapping[str, CAT], ways: Sequence[Way], rows: list[Any]) -> li
     table, found = cats[FULL].table, []
     said = lambda logits: logits[:, 0] if table.regression else logits.argmax(1)
     seen = {body: all_layers(cat, rows) for body, cat in cats.items()}
+    for body, cat in cats.items():  # where a body's last layer is in doubt F itself answers
+        doubt = cat.in_doubt(seen[body].logits[:, -1])
+        seen[body].logits[doubt, -1] = seen[FULL].logits[doubt, -1]
     for way in tqdm(ways, desc="answers"):
         if way.exits is None:
             found.append(said(way.prepare(rows)()))

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from huggingface_hub import HfApi
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cats._io import module_digest, versions, warn
@@ -141,7 +142,20 @@ class CAT(Calibrated):
         """
         if not self.nearly:
             return self.table.consistent
-        return self.table.surely_consistent(self.slack)
+        sure = self.table.surely_consistent(self.slack)
+        if not self.table.regression:  # where rounding could change the last answer F gives it
+            sure[:, -1] = self.table.consistent[:, -1]
+        return sure
+
+    def in_doubt(self, logits: np.ndarray) -> np.ndarray:
+        """Of the last layer's logits (n, C), where they are so near to each other that rounding
+        could change a body's answer, (n,): there F itself is asked. Never for numbers, whose
+        agreement leaves room for rounding.
+        """
+        if not self.nearly or self.table.regression:
+            return np.zeros(len(logits), bool)
+        top = np.sort(logits, axis=-1)[:, -2:]
+        return ~(top[:, 1] - top[:, 0] > 2 * self.slack[-1])
 
     # --- making one ---
 
@@ -199,7 +213,8 @@ class CAT(Calibrated):
         here, on some calibration inputs alone and together; calibration counts layers that lie so
         near to being the exit, and predictions leave that much above the threshold. With a body
         that is only nearly F the same is done for answers: how far logits are off is measured layer
-        by layer, and a layer counts as agreeing with F only where that could not change its answer.
+        by layer, and a layer counts as agreeing with F only where that could not change its answer;
+        inputs whose last layer is that undecided, a few in a hundred, are answered by F itself.
         So {G ≠ F} lies in {V > threshold} for all inputs whose scores and logits are off by no more
         than that, in whatever batch they come.
         """
@@ -694,6 +709,7 @@ class CAT(Calibrated):
         """
         loop = Loop(self, thresholds, decide, audit)
         engine, n = loop.backbone.ready(), 0
+        given: list[tuple[Mapping[str, torch.Tensor], int]] = []  # where each row came from
         with mixed(self.autocast, engine):
             for batch in batches:
                 size = len(batch["input_ids"])
@@ -705,8 +721,15 @@ class CAT(Calibrated):
                     )
                 )
                 n += size
+                if loop.asks_f:
+                    given += [(batch, i) for i in range(size)]
             loop.end()
-        return loop.results()
+        logits, exits, confidences = loop.results()
+        for i in range(0, len(loop.doubtful), loop.room):
+            some = loop.doubtful[i : i + loop.room]
+            batch = gathered([given[row] for row in some], self.backbone.model.config.pad_token_id)
+            logits[some] = self.backbone.ready().logits(batch).float().cpu().numpy()
+        return logits, exits, confidences
 
     @torch.inference_mode()
     def proceed(self, loop: Loop) -> None:
@@ -818,6 +841,21 @@ def steers(monitor: Monitor | None) -> bool:
 def compared(table: ScoreTable, full: np.ndarray) -> ScoreTable:
     """The table of a body, all its layers compared with what F says."""
     return ScoreTable(table.logits, table.meta, table.labels, table.metadata, table.tau, full)
+
+
+def gathered(
+    rows: Sequence[tuple[Mapping[str, torch.Tensor], int]], pad: int | None
+) -> dict[str, torch.Tensor]:
+    """Rows of several tokenised batches, (batch, its number there) each, as one batch."""
+    parts = [{name: value[i] for name, value in batch.items()} for batch, i in rows]
+    masks = [part.get("attention_mask", torch.ones_like(part["input_ids"])) for part in parts]
+    found = {
+        "input_ids": pad_sequence([part["input_ids"] for part in parts], True, pad or 0),
+        "attention_mask": pad_sequence(masks, True),
+    }
+    if "token_type_ids" in parts[0]:
+        found["token_type_ids"] = pad_sequence([part["token_type_ids"] for part in parts], True)
+    return found
 
 
 def in_batches(tokenizer: Any, rows: list[Any], backbone: Backbone, size: int = 32) -> list[Any]:

@@ -51,6 +51,9 @@ class Loop:
             if decide or audit
             else max((k for k in range(1, l) if self.thresholds[k - 1] < math.inf), default=0)
         )  # nothing leaves early after it
+        # whether F itself is asked where a body's last layer is in doubt, and for which rows
+        self.asks_f, self.in_doubt = cat.nearly and not (nobody or decide), cat.in_doubt
+        self.doubtful: list[int] = []
         self.sums = self.last > 0 and self.reads != "cls"  # whether heads read more than [CLS]
         self.cohorts: list[Cohort] = []  # rows on their way
         self.room = 0  # the most that may run together
@@ -123,6 +126,9 @@ class Loop:
             answers = backbone.finish(cohort.state).float().tolist()
             if self.audit:
                 self.audit.note(l, cohort.rows, answers)
+            if self.asks_f:
+                doubts = self.in_doubt(np.array(answers))
+                self.doubtful += [row for row, doubt in zip(cohort.rows, doubts) if doubt]
             self.left += [(row, logits, l, 1.0) for row, logits in zip(cohort.rows, answers)]
             cohort.rows = []
 
