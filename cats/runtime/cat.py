@@ -725,8 +725,9 @@ class CAT(Calibrated):
                     given += [(batch, i) for i in range(size)]
             loop.end()
         logits, exits, confidences = loop.results()
-        for i in range(0, len(loop.doubtful), loop.room):
-            some = loop.doubtful[i : i + loop.room]
+        room = max(1, loop.room)  # 0 where there was no input
+        for i in range(0, len(loop.doubtful), room):
+            some = loop.doubtful[i : i + room]
             batch = gathered([given[row] for row in some], self.backbone.model.config.pad_token_id)
             logits[some] = self.backbone.ready().logits(batch).float().cpu().numpy()
         return logits, exits, confidences

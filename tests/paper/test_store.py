@@ -234,7 +234,7 @@ def test_the_folder_holds_what_the_manifest_names_and_little_of_it():
         "manifest.json"
     }
     assert files == set(ENTRIES)
-    assert sum(path.stat().st_size for path in DATA.rglob("*") if path.is_file()) < 40e6
+    assert sum(path.stat().st_size for path in DATA.rglob("*") if path.is_file()) < 90e6
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))
