@@ -2,7 +2,7 @@
 for what else makes a classifier faster (notebook 26).
 
     cats = {body: CAT.from_run(run, body=body) for body in BODIES}
-    frame = compare(cats, ways(cats, rows, EPSILONS), rows)
+    frame = compare(cats, ways(cats, rows, EPSILONS), rows, timed=128, repeats=6)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -172,11 +172,7 @@ def answers(cats: Mapping[str, CAT], ways: Sequence[Way], rows: list[Any]) -> li
 
 
 def compare(
-    cats: Mapping[str, CAT],
-    ways: Sequence[Way],
-    rows: list[Any],
-    timed: int = 128,
-    repeats: int = 6,
+    cats: Mapping[str, CAT], ways: Sequence[Way], rows: list[Any], timed: int, repeats: int
 ) -> pd.DataFrame:
     """A row a way: agreement with F on all rows, with an interval of 95 % (Clopper and Pearson
     1934), and time relative to F's on `timed` of them, with one for the median of the repeats.
