@@ -190,6 +190,9 @@ def differences(figures: Path) -> Iterator[str]:
     else:
         count = f"{len(changed)} of {len(committed)} files differ"
         yield f"{count} from the committed ones: {some(changed)}"
+        if git("diff", "--name-only", "--relative", "HEAD", "--", "README.md"):
+            yield "  README.md, which quotes their numbers, differs with them."
+        yield "  What was trained here may differ in last digits from another processor's."
         yield f"  (git diff shows how; git checkout {figures} brings the committed ones back)"
     if new:
         yield f"{len(new)} new: {some(new)}"

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from cats.paper.batch import record
+from cats.paper.batch import differences, record
 
 SMALL = {
     "task": "sentiment",
@@ -280,6 +280,22 @@ def test_the_batch_ends_by_saying_what_differs(clone):
     assert sorted(line[3:] for line in changed if line) == sorted(
         [*names.split(", "), "figures/index.html"]
     )
+
+
+def test_a_readme_that_follows_the_figures_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "figures").mkdir()
+    files = [tmp_path / "figures/a.csv", tmp_path / "README.md"]
+    for file in files:
+        file.write_text("1\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a"]
+    for command in (["init", "--quiet"], ["add", "."], [*who, "commit", "--quiet", "-m", "all"]):
+        subprocess.run(["git", *command], check=True)
+    assert [*differences(Path("figures"))] == ["All 1 files in figures/ are as committed."]
+    files[0].write_text("2\n")
+    assert not any("README" in line for line in differences(Path("figures")))
+    files[1].write_text("2\n")
+    assert any("README.md, which quotes" in line for line in differences(Path("figures")))
 
 
 def test_papermill_by_hand_runs_from_any_folder_and_leaves_the_figures_alone(clone, tmp_path):
