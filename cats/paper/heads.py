@@ -66,8 +66,8 @@ def draw(consistency: pd.DataFrame, used: pd.DataFrame) -> Figure:
     most four pairs side by side.
     """
     pairs = list(dict.fromkeys(consistency["pair"]))
-    wide = min(4, len(pairs))
-    tall = -(-len(pairs) // wide)
+    tall = -(-len(pairs) // 4)
+    wide = -(-len(pairs) // tall)  # rows of about one length
     size = (1.2 + 2.7 * wide, 5 * tall)
     figure, axes = plt.subplots(2 * tall, wide, figsize=size, squeeze=False, layout="constrained")
     panels = axes.reshape(tall, 2, wide).swapaxes(1, 2).reshape(-1, 2)  # above and below, by pair
