@@ -119,20 +119,20 @@ BUGS = {
     ),
     "records: compared with the layer before alone": Bug(
         "exits",
-        "np.maximum.accumulate(scores, axis=1)[:, :-1]",
-        "scores[:, :-1]",
+        "np.maximum.accumulate(least, axis=1)[:, :-1]",
+        "least[:, :-1]",
         *oracle("first_exit"),
     ),
     "near-records: one margin instead of two": Bug(
         "exits",
-        "earlier - 2 * margin",
-        "earlier - margin",
+        "scores - 2 * np.asarray(margin)",
+        "scores - np.asarray(margin)",
         "test_calibrators.test_without_the_margin_an_exit_escapes",
     ),
     "V: maximum over consistent layers": Bug(
         "exits",
-        "wrong = ~before_last & records(scores, margin) if only_records else ~before_last",
-        "wrong = before_last & records(scores, margin) if only_records else before_last",
+        "wrong = ~before_last if where is False else ~before_last & where",
+        "wrong = before_last if where is False else before_last & where",
         *claim("shared_all, law"),
     ),
     "V: last layer of another body taken for F": Bug(

@@ -204,16 +204,19 @@ def crc(scores, consistent, epsilon, losses=None, bound=1, margin=0):
     """The smallest threshold, among all that could matter, whose inflated mean loss is small."""
     n, early = scores.shape
     losses = (~consistent).astype(float) if losses is None else losses
-    bound = Fraction(str(bound))
+    bound, room = Fraction(str(bound)), np.broadcast_to(margin, early)
     for t in [-inf] + sorted({float(s) for s in scores.ravel()}):
         total = bound
         for i in range(n):
-            worst, best = Fraction(0), -inf
+            worst = Fraction(0)
             for k in range(early):
-                near = scores[i, k] > best or (margin and scores[i, k] >= best - 2 * margin)
+                near = all(
+                    scores[i, k] > scores[i, j]
+                    or (room[j] and scores[i, k] >= scores[i, j] - 2 * room[j])
+                    for j in range(k)
+                )
                 if near and scores[i, k] > t:
                     worst = max(worst, min(Fraction(str(float(losses[i, k]))), bound))
-                best = max(best, scores[i, k])
             if losses.shape[1] > early:
                 worst = max(worst, min(Fraction(str(float(losses[i, early]))), bound))
             total += worst

@@ -106,7 +106,7 @@ def ways(cats: Mapping[str, CAT], rows: list[Any], epsilons: Sequence[float]) ->
         return prepare
 
     def at(what: str, cat: CAT, epsilon: float, how: Callable[[Floats], Any]) -> Way:
-        thresholds = cat.thresholds(epsilon) + cat.margin(cat.measure, "first_exit")
+        thresholds = cat.limits(cat.thresholds(epsilon))
         leave = lambda scores: first_above(scores, thresholds)
         # where nothing leaves early F itself answers
         body = FULL if np.isposinf(thresholds).all() else cat.body

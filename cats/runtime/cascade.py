@@ -160,8 +160,8 @@ class Cascade(Calibrated):
             if monitor and monitor.step and not 0 < epsilon < 1:  # steered to all steps, or to one
                 limits = np.full(l - 1, -np.inf if epsilon else np.inf)
             else:
-                limits = self.thresholds(epsilon, method, measure, **options)
-                limits += self.margin(measure, method)
+                found = self.thresholds(epsilon, method, measure, **options)
+                limits = self.limits(found, measure, method)
         else:
             limits = np.asarray(thresholds, float)
         if limits.shape != (l - 1,) or np.isnan(limits).any():

@@ -46,7 +46,7 @@ from cats.runtime.inputs import (
 from cats.runtime.loop import Cohort, Decide, Loop, starting
 from cats.runtime.scorer import Exit, Scorer
 from cats.stats import calibrators
-from cats.stats.measures import MEASURES
+from cats.stats.measures import MEASURES, nines
 from cats.stats.monitor import Monitor
 from cats.stats.quantiles import SMALLEST
 from cats.stats.table import TAU, ScoreTable
@@ -79,7 +79,8 @@ class CAT(Calibrated):
         measure: str = "meta",
         autocast: str | None = None,
         texts: int | None = None,
-        margins: Mapping[str, float] | None = None,
+        margins: Mapping[str, Any] | None = None,
+        unit: str = "nines",
         choosing: ScoreTable | None = None,
         body: str | None = None,
         slack: Sequence[float] | None = None,
@@ -114,6 +115,7 @@ class CAT(Calibrated):
         self.slack = list(slack or []) or [0.0] * backbone.n_layers
         self.texts = texts  # of an input: 1 or 2, or None where that is not known
         self.margins = dict(margins or {})  # by how much a measure's scores may be off: see `fit`
+        self.unit = unit  # what that is counted in
         self.choosing = choosing  # inputs to choose by, which do not calibrate
         self.about, self._sets = dict(about or {}), {}
         self.exits = [Exit.of(self.heads, self.meta, k) for k in range(1, backbone.n_layers)]
@@ -210,8 +212,9 @@ class CAT(Calibrated):
 
         A threshold is some calibration input's score, and predictions are computed in other
         arithmetic than the table (other batches, other padding). How far scores are off is measured
-        here, on some calibration inputs alone and together; calibration counts layers that lie so
-        near to being the exit, and predictions leave that much above the threshold. With a body
+        here, on some calibration inputs alone and together (in nines, since rounding moves a score
+        of 0.6 by far more than one of 0.996); calibration counts layers that lie so near to being
+        the exit, and predictions leave that much above the threshold. With a body
         that is only nearly F the same is done for answers: how far logits are off is measured layer
         by layer, and a layer counts as agreeing with F only where that could not change its answer;
         inputs whose last layer is that undecided, a few in a hundred, are answered by F itself.
@@ -385,28 +388,31 @@ class CAT(Calibrated):
         """Margins, and for a body slack, on some of the calibration inputs."""
         some = np.random.default_rng(seed).permutation(len(data))[:MEASURED].tolist()
         rows = list(zip(*(data.select(some)[column][:] for column in columns)))
-        self.margins = self.measured_margins(rows, self.table.take(some))
+        self.margins, self.unit = self.measured_margins(rows, self.table.take(some)), "nines"
         if self.nearly:
             self.slack = self.measured_slack(rows, self.table.take(some))
 
-    def measured_margins(self, rows: list[Row], table: ScoreTable) -> dict[str, float]:
+    def measured_margins(self, rows: list[Row], table: ScoreTable) -> dict[str, list[float]]:
         """By how much the scores of these inputs, alone and together, differ at most from those of
-        their table, measure by measure; with a factor to spare.
+        their table, measure by measure and layer by layer, in nines where scores are shares; with a
+        factor to spare.
         """
         known = [
             measure
             for measure in self.measures()  # patience counts layers, exactly
             if measure != "patience" and not (MEASURES[measure].needs_classes and table.regression)
         ]
-        tokens, largest = self._tokens(rows), dict.fromkeys(known, float(np.finfo(np.float32).eps))
-        for size in (1, len(tokens)):
+        least = np.full(table.n_layers - 1, np.finfo(np.float32).eps)
+        tokens, largest = self._tokens(rows), dict.fromkeys(known, least)
+        for size in TOGETHER:
             batches = in_batches(self.tokenizer, tokens, self.backbone, size)
             parts = [self._scores(batch, known) for batch in batches]
             for measure in known:
                 seen = np.concatenate([part[measure] for part in parts])
-                off = float(np.abs(seen - table.scores(measure)).max())
-                largest[measure] = max(largest[measure], off)
-        return {measure: SPARE * off for measure, off in largest.items()}
+                scale = nines if MEASURES[measure].share else np.asarray
+                off = np.abs(scale(seen) - scale(table.scores(measure)))
+                largest[measure] = np.maximum(largest[measure], off.max(axis=0))
+        return {measure: (SPARE * off).tolist() for measure, off in largest.items()}
 
     @torch.inference_mode()
     def _scores(
@@ -434,7 +440,7 @@ class CAT(Calibrated):
         their table, layer by layer; with a factor to spare.
         """
         tokens, largest = self._tokens(rows), np.zeros(table.n_layers)
-        for size in (1, len(tokens)):
+        for size in TOGETHER:
             parts = []
             for batch in in_batches(self.tokenizer, tokens, self.backbone, size):
                 states = self.engine.states(batch)
@@ -636,7 +642,7 @@ class CAT(Calibrated):
             if steers(monitor) and not SMALLEST <= epsilon < 1:  # all layers, or the first alone
                 return np.full(self.backbone.n_layers - 1, -np.inf if epsilon else np.inf), measure
             found = self.thresholds(epsilon, method, measure, exit_layers, **options)
-            return found + self.margin(measure, method), measure
+            return self.limits(found, measure, method), measure
         if options or exit_layers is not None:
             raise TypeError(
                 "thresholds are given, so nothing is calibrated:"
@@ -758,6 +764,7 @@ class CAT(Calibrated):
             autocast=self.autocast,
             texts=self.texts,
             margins=self.margins,
+            unit=self.unit,
             choosing=self.choosing,
             about=self.about | {"calibration": len(table), "recalibrated": True},
         )
@@ -832,6 +839,7 @@ class CAT(Calibrated):
 
 
 TIMED = 128  # tuning inputs on which bodies are compared
+TOGETHER = (1, 32)  # rows of a batch, where it is measured by how much rounding moves scores
 
 
 def steers(monitor: Monitor | None) -> bool:

@@ -37,17 +37,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = "cats.CAT/4"
-# of a CAT whose layers run on a body that is only nearly F: older versions, which know no bodies,
-# must not run it on F
-BODY_FORMAT = "cats.CAT/5"
-# files of the older kinds still load: 2 and 3 hash neither the configuration nor cat.json itself
+FORMAT = "cats.CAT/6"
+# files of the older kinds still load: 4 and 5, of which 5 alone knows bodies, count margins in
+# scores, not in nines; 2 and 3 hash neither the configuration nor cat.json itself
+SCORE_FORMATS = ("cats.CAT/4", "cats.CAT/5")
 OLD_FORMATS = ("cats.CAT/2", "cats.CAT/3")
 PARTS = ("heads.safetensors", "meta.safetensors", "calibration.safetensors")
 CHOOSING = "choosing.safetensors"  # where there is one
 PLACES = ("backbone", "tokenizer")  # folders inside
 OURS = (*PARTS, CHOOSING, *PLACES, "cat.json")
-OPTIONS = ("max_length", "measure", "autocast", "texts", "margins", "about")
+OPTIONS = ("max_length", "measure", "autocast", "texts", "margins", "unit", "about")
 BODY_OPTIONS = ("body", "slack")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -94,7 +93,7 @@ def write(cat: "CAT", folder: str | Path, inside: bool) -> Path:
             cat.backbone.model.save_pretrained(new / place)
         plain(cat.tokenizer).save_pretrained(new / place)
         content = {
-            "format": BODY_FORMAT if cat.nearly else FORMAT,
+            "format": FORMAT,
             "files": {name: sha256(new / name) for name in (*parts, *listed(new / place))},
             "backbone": {
                 "where": place if inside else where,
@@ -169,10 +168,11 @@ def read(folder: Path, backbone: Any = None) -> tuple[Backbone, Any, Heads, Meta
         )
         table = ScoreTable.load(folder / PARTS[2])
         tokenizer = load_tokenizer(folder / saved["tokenizer"])
-        options: dict[str, Any] = {"margins": {}} if saved["format"] in OLD_FORMATS else {}
+        options: dict[str, Any] = {} if saved["format"] == FORMAT else {"unit": "score"}
+        if saved["format"] in OLD_FORMATS:
+            options["margins"] = {}
         options |= {name: saved[name] for name in OPTIONS if name not in options}
-        if saved["format"] == BODY_FORMAT:
-            options |= {name: saved[name] for name in BODY_OPTIONS}
+        options |= {name: saved[name] for name in BODY_OPTIONS if "body" in saved}
         if CHOOSING in saved["files"]:
             options["choosing"] = ScoreTable.load(folder / CHOOSING)
         return model, tokenizer, heads, meta, table, options
@@ -191,7 +191,7 @@ def settings(folder: Path) -> dict[str, Any]:
     saved = read_json(folder / "cat.json")
     if not isinstance(saved, dict):
         raise broken(folder, "it is no whole JSON")
-    if saved.get("format") not in (FORMAT, BODY_FORMAT, *OLD_FORMATS):
+    if saved.get("format") not in (FORMAT, *SCORE_FORMATS, *OLD_FORMATS):
         raise ValueError(f"{folder} holds {saved.get('format')!r}, expected {FORMAT!r}")
     hashed = {name: value for name, value in saved.items() if name != "digest"}
     new = saved["format"] not in OLD_FORMATS

@@ -97,14 +97,26 @@ class CalibrationSet:
 
     scores      (n, l-1)
     consistent  (n, l-1), or (n, l) for a body that is only nearly F: its last layer may be wrong
-    margin      by how much a runtime's scores may differ from these
+    margin      by how much a runtime's scores may differ from these, for all layers or one each
+    spread      (n, l-1), the scores as the margin counts them: in the same order, on another scale
     """
 
-    def __init__(self, scores: ArrayLike, consistent: ArrayLike, margin: float = 0.0) -> None:
+    def __init__(
+        self,
+        scores: ArrayLike,
+        consistent: ArrayLike,
+        margin: ArrayLike = 0.0,
+        spread: ArrayLike | None = None,
+    ) -> None:
         self.scores, given = check_scores(scores, consistent)
-        if not 0 <= margin < math.inf:
-            raise ValueError(f"margin must be a finite number of at least 0, got {margin!r}")
-        self.margin = float(margin)
+        self.spread = self.scores if spread is None else check_scores(spread)
+        self.margin: Floats = np.asarray(margin, dtype=float)
+        known = self.margin.shape in ((), self.scores.shape[1:])
+        if not (known and np.isfinite(self.margin).all() and (self.margin >= 0).all()):
+            raise ValueError(
+                "margin must be a finite number of at least 0, or one for each of"
+                f" {self.scores.shape[1]} layers, got {margin!r}"
+            )
         self.agrees: Bools = with_last(given, self.scores.shape[1])  # (n, l)
         self.keep: Bools = np.ones(len(self.scores), bool)
         self.whole, self._cache = self, {}  # type: CalibrationSet, dict[Any, Any]
@@ -113,7 +125,7 @@ class CalibrationSet:
         """The same set restricted to the inputs where the mask `keep` holds."""
         part = object.__new__(CalibrationSet)
         part.scores, part.agrees, part.margin = self.scores, self.agrees, self.margin
-        part.keep, part.whole, part._cache = keep, self.whole, {}
+        part.keep, part.whole, part._cache, part.spread = keep, self.whole, {}, self.spread
         return part
 
     @property
@@ -135,6 +147,11 @@ class CalibrationSet:
         """Inputs on which the last layer differs from F: no threshold makes them agree."""
         return int(np.count_nonzero(~self.agrees[self.keep, -1]))
 
+    @cached_property
+    def near(self) -> Bools:
+        """The (near-)records of all inputs of the whole set, (n, l-1)."""
+        return records(self.spread, self.margin)
+
     def _sorted(self, name: Any, make: Callable[[], tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
         """Sorted values by name, with the rows they belong to; a part filters what the whole has
         sorted.
@@ -154,7 +171,7 @@ class CalibrationSet:
         """Sorted V of all inputs."""
 
         def make() -> tuple[Floats, Ints]:
-            values = worst_score(self.scores, self.agrees, only_records, self.margin)
+            values = worst_score(self.scores, self.agrees, only_records and self.near)
             return values, np.arange(len(self.scores))
 
         return self._sorted(("worst", only_records), make)[0]
@@ -481,7 +498,7 @@ def calibrate(
     method: str = "shared",
     *,
     correct: ArrayLike | None = None,
-    margin: float = 0.0,
+    margin: ArrayLike = 0.0,
     **options: Any,
 ) -> Floats:
     """Thresholds (l-1,) under which the early-exit model G agrees with F as often as the method
@@ -501,8 +518,8 @@ def calibrate(
                 1-epsilon, so that for classes P(G = Y) >= (1-epsilon)·P(F = Y); agreement on all
                 inputs only gives P(G = Y) >= P(F = Y) - epsilon. For regression neither holds: two
                 numbers within tau of a third may be 2·tau apart
-    margin      a bound on |runtime score - score|; the runtime then exits where score > threshold +
-                margin
+    margin      a bound on |runtime score - score|, for all layers or (l-1,) one each; the runtime
+                then exits where score > threshold + margin
     options     `weights` for independent; `delta` for naive, pac, ltt, band; `choices` for band;
                 `seed` for naive; `sequence` for ltt; `losses` and `bound` for crc
 
@@ -528,10 +545,10 @@ def thresholds_from(
     """`calibrate` from a CalibrationSet: asked for another epsilon, it sorts nothing again."""
     found = find_method(method, options)
     level = probability(epsilon, "epsilon")
-    if cal.margin and not found.margins:
+    if cal.margin.any() and not found.margins:
         raise ValueError(
-            f"{method} cannot take a margin of {cal.margin:g} into account: use first_exit, pac or"
-            " band"
+            f"{method} cannot take a margin of {cal.margin.max():g} into account: use first_exit,"
+            " pac or band"
         )
     if not found.bodies and found.guarantee != "none" and not cal.whole.agrees[:, -1].all():
         raise ValueError(

@@ -112,22 +112,27 @@ def with_last(consistent: Bools, early: int) -> Bools:
     return np.concatenate([consistent, np.ones((len(consistent), 1), bool)], axis=1)
 
 
-def records(scores: Floats, margin: float = 0.0) -> Bools:
+def records(scores: Floats, margin: float | Floats = 0.0) -> Bools:
     """Whether a layer's score exceeds every earlier layer's, (n, l-1): only there can a shared
     threshold exit.
 
-    With a margin these are near-records, s_k > max(s_1 … s_{k-1}) - 2·margin: a runtime whose
-    scores are off by up to `margin`, and which exits where its score > threshold + margin, can
-    leave only there. (It leaves at k, so s_k > t; it stayed at j < k, so s_j <= t + 2·margin.)
+    With a margin m, one for all layers or (l-1,) one each, these are near-records, s_k >
+    s_j - 2·m_j for all j < k: a runtime whose scores are off by up to m, and which exits where its
+    score > threshold + m, can leave only there. (It leaves at k, so s_k > t; it stayed at j < k, so
+    s_j <= t + 2·m_j.)
     """
-    earlier = np.maximum.accumulate(scores, axis=1)[:, :-1]
-    if margin:  # rounded down: a layer too many costs little, one too few would break the inclusion
-        earlier = np.nextafter(earlier - 2 * margin, -np.inf)
+    least = scores
+    if np.any(margin):  # rounded down: a layer too many costs little, one too few would break it
+        least = np.nextafter(scores - 2 * np.asarray(margin), -np.inf)
+    earlier = np.maximum.accumulate(least, axis=1)[:, :-1]
     return np.concatenate([np.ones((len(scores), 1), bool), scores[:, 1:] > earlier], axis=1)
 
 
 def worst_score(
-    scores: Floats, consistent: Bools, only_records: bool = False, margin: float = 0.0
+    scores: Floats,
+    consistent: Bools,
+    only_records: bool | Bools = False,
+    margin: float | Floats = 0.0,
 ) -> Floats:
     """V, the largest score of an inconsistent layer (M_max of Section 4.2.2), -inf where there is
     none: shape (n,).
@@ -135,11 +140,13 @@ def worst_score(
     With `only_records` the maximum runs over inconsistent records alone, which is still enough: the
     first layer above t is a record, so G_t differs from F only if an inconsistent record exceeds t.
     A margin widens it to near-records (see `records`); without `only_records` it changes nothing.
+    Near-records found elsewhere may be given as a mask (n, l-1).
     Where `consistent` has a column for the last layer, V = +inf for inputs on which that is wrong:
     no threshold makes them agree.
     """
     before_last = consistent[:, : scores.shape[1]]
-    wrong = ~before_last & records(scores, margin) if only_records else ~before_last
+    where = records(scores, margin) if only_records is True else only_records
+    wrong = ~before_last if where is False else ~before_last & where
     worst = np.where(wrong, scores, -np.inf).max(axis=1)
     if consistent.shape[1] > scores.shape[1]:
         worst[~consistent[:, -1]] = np.inf

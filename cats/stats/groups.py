@@ -32,7 +32,7 @@ def calibrate_groups(
     method: str = "first_exit",
     *,
     by: str = "input",
-    margin: float = 0.0,
+    margin: ArrayLike = 0.0,
     **options: Any,
 ) -> dict[Hashable, Floats]:
     """Thresholds (l-1,) for each group, under which P(G = F | group) keeps the method's promise.

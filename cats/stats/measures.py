@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax
 
 from cats.stats.quantiles import Floats
@@ -34,6 +34,7 @@ class Measure(NamedTuple):
     reads: int | None = 1  # how many of the last layers it looks at; None: all
     at_runtime: bool = True  # whether a running model can exit by it
     wants: tuple[str, ...] = ()  # what else it takes: `early` (l-1), `tau` (for regression)
+    share: bool = False  # whether it lies in [0, 1], and what counts is how near to 1: see `nines`
 
     def score(self, logits: NDArray[Any], early: int, tau: float) -> Floats:
         """The score (n,) of the last of these layers (n, k, C), in float64."""
@@ -55,12 +56,15 @@ def measure(
     needs_classes: bool = True,
     reads: int | None = None,
     at_runtime: bool = True,
+    share: bool = False,
 ) -> Callable[[Function], Function]:
     """Register a function of the logits so far, (n, k, C) → (n,), under a name.
 
     needs_classes  whether it reads class probabilities: then regression tables refuse it
     reads          how many of the last layers it looks at, if not all: it is given no more
     at_runtime     whether a running model can exit by it
+    share          whether it lies in [0, 1] and is a smooth function of the logits: then what
+                   rounding does to it is counted in `nines`
 
     The function may also take `early`, the number of early layers, and `tau`, the margin within
     which two regression outputs count as equal, by these names.
@@ -70,7 +74,7 @@ def measure(
         wants = tuple(inspect.signature(function).parameters)[1:]
         if not set(wants) <= {"early", "tau"}:
             raise TypeError(f"a measure takes logits, and perhaps early and tau, not {wants}")
-        MEASURES[name] = Measure(function, needs_classes, reads, at_runtime, wants)
+        MEASURES[name] = Measure(function, needs_classes, reads, at_runtime, wants, share)
         return function
 
     return register
@@ -83,30 +87,54 @@ def find_measure(name: str) -> Measure:
     return MEASURES[name]
 
 
-MEASURES["meta"] = Measure(None, needs_classes=False, reads=None)  # the meta classifier's M_k
+NINES = 5.0  # as many as scores in float32 can be told apart by
 
 
-@measure("sm", reads=1)
+def nines(scores: ArrayLike) -> Floats:
+    """How many nines a score in [0, 1] has, -log10(1 - score), at most NINES.
+
+    >>> nines([0, 0.9, 0.99, 1]).tolist()
+    [-0.0, 1.0, 2.0, 5.0]
+
+    Rounding of logits moves a score of 0.6 by a hundred times as much as one of 0.996, and their
+    nines by as much: whoever has to leave room for rounding leaves far less of it in nines. Their
+    order is the scores', so calibration may read either.
+    """
+    left = np.maximum(1 - np.asarray(scores, dtype=float), 10**-NINES)
+    return np.asarray(-np.log10(left), dtype=float)
+
+
+def from_nines(values: ArrayLike) -> Floats:
+    """The score that has so many nines; `inf` where none is known to have more."""
+    values = np.asarray(values, dtype=float)
+    return np.where(values < NINES, 1 - 10**-values, np.inf)
+
+
+# the meta classifier's M_k
+MEASURES["meta"] = Measure(None, needs_classes=False, reads=None, share=True)
+
+
+@measure("sm", reads=1, share=True)
 def p_max(logits: Floats) -> Floats:
     """p max, the softmax response of layer k (SM in the paper)."""
     return np.exp(log_softmax(logits[:, -1], axis=-1).max(axis=-1))
 
 
-@measure("diff", reads=1)
+@measure("diff", reads=1, share=True)
 def p_difference(logits: Floats) -> Floats:
     """The difference between the two largest probabilities (Table 1)."""
     top = np.sort(np.exp(log_softmax(logits[:, -1], axis=-1)), axis=-1)[..., -2:]
     return top[..., 1] - top[..., 0]
 
 
-@measure("entropy", reads=1)
+@measure("entropy", reads=1, share=True)
 def low_entropy(logits: Floats) -> Floats:
     """1 - H(p_k)/log C."""
     log_p = log_softmax(logits[:, -1], axis=-1)
     return 1 + (np.exp(log_p) * log_p).sum(axis=-1) / np.log(logits.shape[-1])
 
 
-@measure("kl", reads=2)
+@measure("kl", reads=2, share=True)
 def small_change(logits: Floats) -> Floats:
     """exp(-KL(p_{k-1} || p_k)): 1 where a layer changes nothing. Layer 1 follows no other and
     scores 0.

@@ -44,7 +44,7 @@ def check_losses(losses: ArrayLike, shape: tuple[int, ...]) -> Floats:
     return losses
 
 
-def worst_loss(scores: Floats, losses: Floats, t: float, margin: float = 0.0) -> Floats:
+def worst_loss(scores: Floats, losses: Floats, t: float, margin: float | Floats = 0.0) -> Floats:
     """L(t) of each input, (n,): the largest loss of a record (with a margin: a near-record) whose
     score exceeds t, 0 if there is none; the last layer's, if that is larger.
     """
@@ -58,11 +58,13 @@ def _above(scores: Floats, losses: Floats, where: Bools, t: float) -> Floats:
 
 
 def risk_threshold(
-    scores: Floats, losses: Floats, alpha: Fraction, bound: Fraction, margin: float = 0.0
+    scores: Floats, losses: Floats, alpha: Fraction, bound: Fraction, where: Bools
 ) -> float:
-    """The smallest t with (Σ L_i(t) + bound)/(n+1) <= alpha; `inf` if there is none."""
+    """The smallest t with (Σ L_i(t) + bound)/(n+1) <= alpha; `inf` if there is none.
+
+    where  the (near-)records, (n, l-1)
+    """
     losses = np.minimum(losses, float(bound))
-    where = records(scores, margin)
     budget = alpha * (len(scores) + 1) - bound
 
     def within(t: float) -> bool:
@@ -98,7 +100,7 @@ def _crc(
     given = (~cal.agrees).astype(float) if losses is None else losses
     kept = check_losses(given, cal.scores.shape)[cal.keep]
     found = [
-        risk_threshold(cal.scores[cal.keep], kept, epsilon, _bound(bound), cal.margin)
+        risk_threshold(cal.scores[cal.keep], kept, epsilon, _bound(bound), cal.near[cal.keep])
         for epsilon in epsilons
     ]
     return same_for_all_layers(cal, found)
@@ -120,7 +122,7 @@ def calibrate_risk(
     alpha: Number,
     bound: Number = 1,
     *,
-    margin: float = 0.0,
+    margin: float | Floats = 0.0,
 ) -> Floats:
     """Thresholds (l-1,) under which the expected loss of G against F is at most alpha.
 
@@ -142,7 +144,7 @@ def calibrate_risk(
     level, most = exact(alpha), _bound(bound)
     if level <= 0:
         raise ValueError(f"alpha must be positive, got {alpha!r}")
-    found = risk_threshold(scores, losses, level, most, margin)
+    found = risk_threshold(scores, losses, level, most, records(scores, margin))
     if math.isinf(found) and found > 0:
         need = calibration_size(level / most)
         why = f"it needs at least {need} inputs, there are {len(scores)}"

@@ -143,9 +143,7 @@ def test_an_alarm_says_what_to_do_and_recalibration_is_one_call(cat, tmp_path):
     new = cat.recalibrated(again)
     np.testing.assert_array_equal(new.table.logits, again.table().logits)
     expected = table(cat, TEXTS, tmp_path / "states")
-    bars = cats.calibrate(
-        expected.scores("meta"), expected.consistent, 0.2, "first_exit", margin=cat.margins["meta"]
-    )
+    bars = cats.calibrate(expected.scores("meta"), expected.consistent, 0.2, "first_exit")
     np.testing.assert_allclose(new.thresholds(0.2), bars, atol=1e-4)
     assert len(cat.recalibrated(again, last=30).table) == 30
     back = cats.CAT.from_pretrained(new.save_pretrained(tmp_path / "cat"))

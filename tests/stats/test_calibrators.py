@@ -14,6 +14,7 @@ import cats
 from cats.stats.calibrators import METHODS, CalibrationSet, naive, same_for_all_layers
 from cats.stats.exits import records, worst_score
 from cats.stats.groups import length_groups
+from cats.stats.measures import from_nines, nines
 from cats.stats.quantiles import (
     coverage_band,
     crossing_probability,
@@ -479,10 +480,15 @@ def test_choices_share_delta():
 
 @st.composite
 def rounded(draw):
-    """A calibration set, a margin, and what a runtime sees: scores off by at most the margin."""
+    """A calibration set, a margin, for all layers or one each, and what a runtime sees: scores off
+    by at most the margin.
+    """
     scores, consistent = draw(cases())
     rng = np.random.default_rng(draw(st.integers(0, 999)))
-    scores, units = np.round(scores * 64) / 64, draw(st.integers(0, 6))
+    scores, layers = np.round(scores * 64) / 64, scores.shape[1]
+    units = draw(st.integers(0, 6))
+    if draw(st.booleans()):
+        units = rng.integers(0, 7, layers)
     seen = scores + rng.integers(-units, units + 1, scores.shape) / 64
     return scores, consistent, units / 64, seen
 
@@ -517,15 +523,46 @@ def test_margins_only_make_thresholds_stricter(case, epsilon):
         plain = cats.calibrate(scores, consistent, epsilon, method)
         wide = cats.calibrate(scores, consistent, epsilon, method, margin=margin)
         assert (wide >= plain).all()
-        if method.startswith("shared") or method == "independent" or not margin:
+        if method.startswith("shared") or method == "independent" or not np.any(margin):
             assert (wide == plain).all()
+
+
+shares = st.one_of(st.floats(0, 1), st.floats(0, 7).map(lambda power: 1 - 10**-power))
+
+
+@given(scores=st.lists(st.tuples(shares, shares, shares), min_size=1, max_size=4), data=st.data())
+@settings(max_examples=200)
+def test_a_margin_in_nines_leaves_the_exits_inside_the_controlled_event(scores, data):
+    """A runtime whose scores have up to `margin` more or fewer nines, and leaves above the limits
+    in scores: the slow way, exits one by one.
+    """
+    scores = np.array(scores)
+    consistent = np.array(data.draw(st.lists(st.booleans(), min_size=scores.size, max_size=99)))
+    consistent = consistent[: scores.size].reshape(scores.shape)
+    margin = np.array(data.draw(st.tuples(*[st.sampled_from([0.01, 0.2, 1.5])] * 3)))
+    moves = st.lists(st.sampled_from([-1, -0.5, 0, 0.5, 1]), min_size=scores.size, max_size=99)
+    moved = np.array(data.draw(moves))[: scores.size].reshape(scores.shape)
+    seen = 1 - 10 ** -np.maximum(nines(scores) + 0.999 * margin * moved, 0)
+    t = data.draw(st.sampled_from([*scores.ravel(), 0.5]))
+    cal = CalibrationSet(scores, consistent, margin, nines(scores))
+    limits = from_nines(nines(np.full(3, t)) + margin)
+    for i, exits in enumerate(cats.exit_layers(seen, limits)):
+        if exits < 4 and not consistent[i, exits - 1]:
+            assert cal.worst(True).max() > t and worst_score(scores, consistent, cal.near)[i] > t
+
+
+def test_nines_and_back():
+    scores = np.array([-np.inf, 0.0, 0.3, 0.9, 0.999, 1 - 2e-5])
+    np.testing.assert_allclose(from_nines(nines(scores)), scores)
+    assert nines([1 - 1e-7, 1.0, np.inf]).tolist() == [5.0] * 3
+    assert from_nines([5.0, 6.0, np.inf]).tolist() == [inf] * 3
 
 
 def test_margins_are_refused_where_they_would_not_help():
     for method in ("ltt", "naive"):
         with pytest.raises(ValueError, match=f"{method} cannot take a margin"):
             cats.calibrate(SCORES, CONSISTENT, 0.1, method, margin=0.1)
-    for bad in (-0.1, inf, float("nan")):
+    for bad in (-0.1, inf, float("nan"), [0.1] * 7, [0.1, -0.1]):
         with pytest.raises(ValueError, match="margin must be"):
             cats.calibrate(SCORES, CONSISTENT, 0.1, "first_exit", margin=bad)
 
