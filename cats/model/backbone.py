@@ -342,7 +342,7 @@ class Backbone:
         if reads == "cls":
             return self.cls(state)
         sums = self.sums(state)
-        found = sums[:, :2].flatten(1)
+        found = sums[:, :2].flatten(1) if reads.startswith("cls") else sums[:, 1]
         return torch.cat([found, differing(sums)], -1) if "pair" in reads else found
 
     def finish(self, state: State) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-READS = ("cls", "cls+mean", "cls+mean+pair")
+READS = ("cls", "cls+mean", "cls+mean+pair", "mean", "mean+pair")
 WIDTHS = {"cls": 1, "mean": 1, "pair": 2}  # in hidden sizes
 # in the order of M_k's inputs; the last one is ours
 FEATURES = ("history", "hidden", "prediction", "pmax", "pdiff", "odds")
@@ -58,7 +58,7 @@ class Heads(nn.Module):
     """The l-1 early heads of one model.
 
     d        hidden size of the model
-    reads    "cls" (paper), "cls+mean" or, where inputs are two texts, "cls+mean+pair"
+    reads    "cls" (paper), "mean", "cls+mean" or, where inputs are two texts, the last two "+pair"
     history  append the logits of earlier layers to a head's input. The text does not say so, but
              the paper's count of 66,304 multiply-accumulates a head is reached only with it
              (averaged over Albert-xlarge's 23 early layers).

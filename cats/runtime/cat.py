@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cats._io import module_digest, versions, warn
 from cats.model.backbone import Backbone
-from cats.model.bodies import FULL, body_of, check_body, fastest
+from cats.model.bodies import FULL, body_of, check_body, fastest, reads_on
 from cats.model.exits import Heads, Meta, check_pair, score, vectors
 from cats.runtime import folder as kept
 from cats.runtime.audit import Audit
@@ -54,6 +54,7 @@ from cats.train import tasks
 from cats.train.fit import Recipe, find_recipe, fit_heads, fit_meta
 from cats.train.run import Run, table_of
 from cats.train.states import (
+    States,
     check_autocast,
     check_max_length,
     collate,
@@ -202,7 +203,8 @@ class CAT(Calibrated):
         body         the arithmetic of the layers that run: None for F itself; "bfloat16" or "int8"
                      (cats.model.bodies), which must agree with F in float32 all the same: the
                      promise is about F, and covers what a body's last layer gets wrong; "auto" for
-                     the fastest on this machine whose last layer hardly ever differs from F
+                     the fastest on this machine whose last layer hardly ever differs from F. Of
+                     8 bits heads read means over tokens, not [CLS] (cats.model.bodies.reads_on)
         device       where F runs; by default an accelerator if there is one, as in transformers'
                      pipelines, and for a model in memory where it is
         folder       where extracted states go (a temporary folder by default); give one to resume
@@ -214,10 +216,10 @@ class CAT(Calibrated):
         arithmetic than the table (other batches, other padding). How far scores are off is measured
         here, on some calibration inputs alone and together (in nines, since rounding moves a score
         of 0.6 by far more than one of 0.996); calibration counts layers that lie so near to being
-        the exit, and predictions leave that much above the threshold. With a body
-        that is only nearly F the same is done for answers: how far logits are off is measured layer
-        by layer, and a layer counts as agreeing with F only where that could not change its answer;
-        inputs whose last layer is that undecided, a few in a hundred, are answered by F itself.
+        the exit, and predictions leave that much above the threshold. With a body that is only
+        nearly F the same is done for answers: how far logits are off is measured layer by layer,
+        and a layer counts as agreeing with F only where that could not change its answer; inputs
+        whose last layer is that undecided, a few in a hundred, are answered by F itself.
         So {G ≠ F} lies in {V > threshold} for all inputs whose scores and logits are off by no more
         than that, in whatever batch they come.
         """
@@ -253,6 +255,7 @@ class CAT(Calibrated):
             rows = encode(reader, [list(c) for c in zip(*tuning[:TIMED])], max_length)
             body, timed = fastest(backbone, in_batches(reader, rows, backbone), tau)
         engine = body_of(backbone, body)
+        recipe = find_recipe(recipe, reads=reads_on(body, recipe.reads))
 
         with tempfile.TemporaryDirectory() as temporary:
             work = Path(folder or temporary)
@@ -330,30 +333,33 @@ class CAT(Calibrated):
     @classmethod
     def from_run(cls, run: Run, measure: str = "meta", body: str | None = None) -> "CAT":
         """The CAT of a run, calibrated on its validation split. With a `body`, see `fit`, the run's
-        own heads and meta classifiers read that body, and it is calibrated as they do.
+        own heads and meta classifiers read that body, and it is calibrated as they do; but where
+        heads read something else of that body, they are fitted anew, on some of the run's inputs.
         """
         table, data = run.table("validation"), run.data["validation"]
         columns, engine = run.task.columns, body_of(run.backbone, body)
+        recipe, heads, meta = run.recipe, run.heads, run.meta
         if engine is not run.backbone:
+            recipe = find_recipe(recipe, reads=reads_on(body, recipe.reads))
             with tempfile.TemporaryDirectory() as folder:
-                states = extract(
-                    engine, run.tokenizer, data, columns, folder, max_length=run.max_length
-                )
-                made = table_of(states, run.heads, run.meta, table.labels, table.metadata)
+                if recipe != run.recipe:
+                    heads, meta = refitted(run, engine, recipe, folder)
+                states = states_on(run, engine, "validation", folder, len(data))
+                made = table_of(states, heads, meta, table.labels, table.metadata)
             table = compared(made, table.logits[:, -1])
         about = {
             "task": run.task.name,
             "tuning": len(run.data["train"]),
             "calibration": len(run.data["validation"]),
-            "recipe": asdict(run.recipe),
+            "recipe": asdict(recipe),
         }
         if run.task.hub not in ("", "demo") and not run.source:
             about["datasets"] = [run.task.hub]
         cat = cls(
             run.backbone,
             run.tokenizer,
-            run.heads,
-            run.meta,
+            heads,
+            meta,
             table,
             max_length=run.max_length,
             measure=measure,
@@ -839,12 +845,31 @@ class CAT(Calibrated):
 
 
 TIMED = 128  # tuning inputs on which bodies are compared
+REFITTED = 4096  # of each part, inputs of a run that heads are fitted anew on
 TOGETHER = (1, 32)  # rows of a batch, where it is measured by how much rounding moves scores
 
 
 def steers(monitor: Monitor | None) -> bool:
     """Whether a monitor says which ε to run with, as inputs come."""
     return monitor is not None and monitor.step > 0
+
+
+def states_on(run: Run, engine: Backbone, part: str, folder: str, most: int) -> States:
+    """What the layers of a body give of at most so many inputs of a run's part."""
+    data, place = run.data[part], Path(folder, part)
+    some = data.select(range(min(most, len(data))))
+    columns = run.task.columns
+    return extract(engine, run.tokenizer, some, columns, place, max_length=run.max_length)
+
+
+def refitted(run: Run, engine: Backbone, recipe: Recipe, folder: str) -> tuple[Heads, Meta]:
+    """Heads and meta classifiers on a body, from some of the inputs of a run's own, unlabelled."""
+    tune, scale, meta = (
+        states_on(run, engine, part, folder, REFITTED) for part in ("tune", "scale", "meta")
+    )
+    outputs, seed = run.task.n_outputs, run.seed
+    heads, _ = fit_heads(tune, scale, outputs, (None, None), recipe=recipe, seed=seed)
+    return heads, fit_meta(heads, meta, recipe=recipe, tau=TAU, seed=seed)[0]
 
 
 def compared(table: ScoreTable, full: np.ndarray) -> ScoreTable:

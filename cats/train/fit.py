@@ -51,7 +51,7 @@ class Recipe:
 
     targets  what heads learn: "labels" (F's prediction where there are none), F's "prediction" or
              F's "softmax"; for regression F's output in both cases
-    reads    what heads read of a layer: "cls" or "cls+mean"
+    reads    what heads read of a layer: "cls", "mean" or "cls+mean"
     pairs    where an input is two texts, heads also read how the means of the two differ
     history  heads also read the logits of earlier layers
     d_e      hidden units of a head

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import cats
 from cats import CAT
 from cats.model.bodies import Body, body_of
-from cats.model.exits import Heads, Meta, score
+from cats.model.exits import Heads, Meta, score, vectors
 from cats.runtime.calibrated import SPARE
 from cats.stats.exits import records, worst_score
 from cats.stats.measures import nines
@@ -204,7 +204,10 @@ def test_calibration_compares_all_layers_with_f(fitted):
         states = fitted.engine.states(
             fitted.tokenizer(texts["calibration"][:1], return_tensors="pt")
         )
-    read = torch.cat([states["cls"].float(), states["mean"]], -1)
+    assert fitted.heads.reads == ("mean" if fitted.body == "int8" else "cls+mean")
+    read = vectors(
+        fitted.heads.reads, *(states[name].float() for name in fitted.heads.reads.split("+"))
+    )
     np.testing.assert_allclose(
         score(fitted.heads, fitted.meta, read)[0][0], table.logits[0, :-1], atol=fitted.slack[0]
     )
@@ -307,3 +310,17 @@ def test_fit_chooses_and_refuses():
     assert plain.engine is plain.backbone and plain.table.full is None
     with pytest.raises(ValueError, match="do not belong together"):
         CAT(plain.backbone, None, plain.heads, plain.meta, plain.table, body="int8")
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_run_on_a_body_is_calibrated_against_f(name, tmp_path):
+    """With the run's own heads in bfloat16, with heads of its own, which read means, in 8 bits."""
+    place = tiny.save(tmp_path / "model")
+    run = tiny.run(place, tmp_path / "run", fine_tuned=True, recipe="distilled")
+    cat, plain = CAT.from_run(run, body=name), CAT.from_run(run)
+    assert cat.heads.reads == ("mean" if name == "int8" else plain.heads.reads)
+    assert (cat.heads is run.heads) == (name != "int8")
+    np.testing.assert_array_equal(cat.table.full, plain.table.logits[:, -1])
+    assert cat.table.consistent.shape == (20, 3) and cat.unit == "nines"
+    texts = list(run.data["validation"]["text"])
+    assert len(cat.predict(texts, 0.5).labels) == 20

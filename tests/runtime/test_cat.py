@@ -16,7 +16,7 @@ import cats
 from cats import CAT
 from cats._io import digest, module_digest, write_json
 from cats.model.backbone import Backbone
-from cats.model.exits import Heads, Meta, log_odds, predicted, score, vectors
+from cats.model.exits import READS, Heads, Meta, log_odds, predicted, score, vectors
 from cats.paper import timing
 from cats.runtime.scorer import Scorer, top_two
 from cats.stats.exits import records, worst_score
@@ -103,7 +103,7 @@ def check_agreement(cat, batch, measure, sizes=(1, 2, 7, 32)):
     return np.bincount(expected, minlength=cat.backbone.n_layers + 1)
 
 
-@pytest.mark.parametrize("reads", ["cls", "cls+mean", "cls+mean+pair"])
+@pytest.mark.parametrize("reads", READS)
 @pytest.mark.parametrize("case", CASES)
 def test_exits_equal_the_table_for_every_family(case, reads):
     cat, batch = random_cat(build(case), reads=reads)
