@@ -845,7 +845,7 @@ class CAT(Calibrated):
 
 
 TIMED = 128  # tuning inputs on which bodies are compared
-REFITTED = 4096  # of each part, inputs of a run that heads are fitted anew on
+REFITTED = 2048  # of each part, inputs of a run that heads are fitted anew on
 TOGETHER = (1, 32)  # rows of a batch, where it is measured by how much rounding moves scores
 
 
