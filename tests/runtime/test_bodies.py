@@ -23,7 +23,7 @@ from cats.model.bodies import Body, body_of
 from cats.model.exits import Heads, Meta, score, vectors
 from cats.runtime.calibrated import SPARE
 from cats.stats.exits import records, worst_score
-from cats.stats.measures import nines
+from cats.stats.measures import NINES, nines
 from cats.stats.table import ScoreTable
 
 pytestmark = pytest.mark.filterwarnings("ignore::cats.CalibrationWarning")
@@ -227,6 +227,18 @@ def test_a_tie_at_the_threshold_breaks_no_promise(fitted, measure):
             out = fitted.predict(texts, epsilon, size, measure=measure)
             wrong = out.predictions != fitted.table.reference
             assert not (wrong & ~(v > t)).any()
+
+
+@pytest.mark.parametrize("measure", CAT.measures())
+def test_limits_lie_above_thresholds_by_what_scores_may_be_off(fitted, measure, monkeypatch):
+    thresholds, margin = np.array([0.3, 0.9]), fitted.margins.get(measure, [0.0, 0.0])
+    above = nines(fitted.limits(thresholds, measure)) - nines(thresholds)
+    np.testing.assert_allclose(above, np.minimum(margin, NINES - nines(thresholds)), atol=1e-12)
+    assert (fitted.limits(thresholds, measure, "ltt") == thresholds).all()  # takes none
+    assert np.isinf(fitted.limits([np.inf, 1 - 1e-7], "meta")).all()
+    with monkeypatch.context() as patch:
+        patch.setattr(fitted, "unit", "score")
+        np.testing.assert_allclose(fitted.limits(thresholds, measure), thresholds + margin)
 
 
 def test_a_body_too_far_from_f_is_not_run(fitted):
