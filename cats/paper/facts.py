@@ -542,7 +542,7 @@ def other_backbones(read: Files) -> Facts:
     task = _example(at.index)
     depth = round(at["layers_mean"][task] / at["share_mean"][task])
     return _splits(frame) | dict(
-        backbones=" and ".join(written(name) for name in dict.fromkeys(frame["backbone"])),
+        backbones=", ".join(written(name) for name in dict.fromkeys(frame["backbone"])),
         cheaper=of(cheaper),
         cheaper_most=mostly(cheaper),
         saved=spread(100 * saved.dropna(), "{:.1f}") if saved.notna().any() else None,
