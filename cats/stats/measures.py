@@ -93,8 +93,8 @@ NINES = 5.0  # as many as scores in float32 can be told apart by
 def nines(scores: ArrayLike) -> Floats:
     """How many nines a score in [0, 1] has, -log10(1 - score), at most NINES.
 
-    >>> nines([0, 0.9, 0.99, 1]).tolist()
-    [-0.0, 1.0, 2.0, 5.0]
+    >>> nines([0.9, 0.99, 1]).round(6).tolist()
+    [1.0, 2.0, 5.0]
 
     Rounding of logits moves a score of 0.6 by a hundred times as much as one of 0.996, and their
     nines by as much: whoever has to leave room for rounding leaves far less of it in nines. Their
