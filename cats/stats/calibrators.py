@@ -150,7 +150,7 @@ class CalibrationSet:
     @cached_property
     def near(self) -> Bools:
         """The (near-)records of all inputs of the whole set, (n, l-1)."""
-        return records(self.spread, self.margin)
+        return records(self.spread, self.margin) if self is self.whole else self.whole.near
 
     def _sorted(self, name: Any, make: Callable[[], tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
         """Sorted values by name, with the rows they belong to; a part filters what the whole has
