@@ -139,6 +139,10 @@ class Backbone:
     taken off first.
     """
 
+    # batches are padded to a multiple of so many tokens, as far as positions reach: see
+    # cats.model.bodies
+    tokens_together = 1
+
     def __init__(self, model: Any) -> None:
         config: Any = getattr(model, "config", None)
         self.family = getattr(config, "model_type", None)
@@ -288,6 +292,14 @@ class Backbone:
         if "attention_mask" in inputs:
             # DeBERTa subtracts it, so it must not be bool
             inputs["attention_mask"] = inputs["attention_mask"].long()
+        width = self._width(shape[1])
+        if width > shape[1]:
+            inputs.setdefault("attention_mask", torch.ones_like(inputs["input_ids"]))
+            padding = {"input_ids": self.model.config.pad_token_id or 0}
+            inputs = {
+                name: nn.functional.pad(value, (0, width - shape[1]), value=padding.get(name, 0))
+                for name, value in inputs.items()
+            }
         lengths = (
             lengths_of(inputs["attention_mask"])
             if "attention_mask" in inputs
@@ -303,9 +315,14 @@ class Backbone:
         hidden = self.encoder.embed(
             ids, inputs.get("token_type_ids") if self.token_types else None, mask
         )  # (rows, tokens, d)
-        context = self.encoder.context(hidden, mask, padded(lengths, shape[1]))
+        context = self.encoder.context(hidden, mask, padded(lengths, width))
         weights = reading(mask, batch.get("second")) if sums else None
         return State(hidden, mask, lengths, weights, context)
+
+    def _width(self, tokens: int) -> int:
+        """Columns of a batch whose longest row has so many tokens."""
+        whole = -(-tokens // self.tokens_together) * self.tokens_together
+        return max(tokens, min(whole, self.max_tokens + self.extra_padding))
 
     def step(self, state: State, k: int) -> State:
         """Apply layer k, in 1..l. Layers come in order: the state knows how many it has seen."""
@@ -379,7 +396,7 @@ class Backbone:
         )
         lengths, width = [state.lengths[row] for row in numbers], state.mask.shape[1]
         if trim and lengths and all(lengths):
-            width = max(lengths)
+            width = min(width, self._width(max(lengths)))
         hidden, mask, n = state.hidden, state.mask, len(numbers)
         select = lambda tensor: tensor.index_select(
             0, torch.tensor(numbers, dtype=torch.long, device=tensor.device)
