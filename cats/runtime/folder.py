@@ -30,7 +30,7 @@ from cats._io import (
 from cats.model.backbone import Backbone
 from cats.model.exits import Heads, Meta
 from cats.stats.table import ScoreTable
-from cats.train.states import load_tokenizer
+from cats.train.states import load_tokenizer, save_tokenizer
 
 if TYPE_CHECKING:
     from cats.runtime.cat import CAT
@@ -91,7 +91,7 @@ def write(cat: "CAT", folder: str | Path, inside: bool) -> Path:
         place = PLACES[0 if inside else 1]
         if inside:
             cat.backbone.model.save_pretrained(new / place)
-        plain(cat.tokenizer).save_pretrained(new / place)
+        save_tokenizer(plain(cat.tokenizer), new / place)
         content = {
             "format": FORMAT,
             "files": {name: sha256(new / name) for name in (*parts, *listed(new / place))},

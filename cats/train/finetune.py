@@ -26,7 +26,14 @@ from transformers import (
 from cats._io import MASK, read_json, write_json
 from cats.model.backbone import Backbone
 from cats.train import demo, tasks
-from cats.train.states import Row, collate, load_tokenizer, processes, tokenise
+from cats.train.states import (
+    Row,
+    collate,
+    load_tokenizer,
+    processes,
+    save_tokenizer,
+    tokenise,
+)
 
 
 def tokenizer_of(model: str | Path) -> PreTrainedTokenizerBase:
@@ -170,6 +177,7 @@ def fine_tune(
     warmup: float = 0.1,
     weight_decay: float = 0.01,
     max_length: int | None = None,
+    truncation_side: str | None = None,
     seed: int = 0,
     standardise: bool | None = None,
     zero: bool = False,
@@ -182,6 +190,8 @@ def fine_tune(
                  scratch
     batch_size   rows in a step, of all processes together: a recipe means the same on any number of
                  them
+    truncation_side  where longer inputs are cut, by default as the tokenizer says: "left" keeps
+                 their end, which of a review says more than its beginning
     standardise  put the classifier's input on unit scale (folded away at the end); by default
                  where the family needs it
     zero         start a linear classifier at zero
@@ -200,8 +210,12 @@ def fine_tune(
             f"a batch of {batch_size} cannot be shared by {processes().num_processes} processes:"
             " give a multiple as batch_size"
         )
+    if truncation_side not in (None, "left", "right"):
+        raise ValueError(f"truncation_side is 'left' or 'right', not {truncation_side!r}")
     set_seed(seed)
     tokenizer, network = tokenizer_of(model), new_model(model, task)
+    if truncation_side:
+        tokenizer.truncation_side = truncation_side
     backbone = Backbone(network)
     if zero:
         zero_classifier(network)
@@ -247,7 +261,7 @@ def fine_tune(
         aside = folder.with_name(f".{folder.name}")
         shutil.rmtree(aside, ignore_errors=True)
         network.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
+        save_tokenizer(tokenizer, aside)
         log = [entry for entry in trainer.state.log_history if "loss" in entry]
         warn_if_diverged([float(entry["loss"]) for entry in log])
         write_json(aside / "training.json", {"log": log, "max_length": max_length})

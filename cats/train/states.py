@@ -56,6 +56,16 @@ def load_tokenizer(where: str | Path, **options: Any) -> PreTrainedTokenizerBase
     return found
 
 
+def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
+    """Save a tokenizer with the side at which it cuts, of which transformers writes down only what
+    it was loaded with: texts would be cut at the other end later.
+    """
+    side = tokenizer.truncation_side
+    if side != tokenizer.init_kwargs.get("truncation_side", "right"):
+        tokenizer.init_kwargs["truncation_side"] = side
+    tokenizer.save_pretrained(folder)
+
+
 def tokenise(tokenizer: Any, data: Any, columns: Sequence[str], max_length: int) -> list[Row]:
     """`encode` of a data set."""
     return encode(tokenizer, [list(data[column][:]) for column in columns], max_length)

@@ -476,11 +476,12 @@ def test_round_trip(demo, saved, tmp_path):
         and "tuning: 200" in card
     )
     # by reference: the backbone stays where it is, the tokenizer does not
-    back.tokenizer.model_max_length = 33
+    back.tokenizer.model_max_length, back.tokenizer.truncation_side = 33, "left"
     reference = back.save_pretrained(tmp_path / "thin", backbone=False)
     assert (
         not (reference / "backbone").exists()
         and CAT.from_pretrained(reference).tokenizer.model_max_length == 33
+        and CAT.from_pretrained(reference).tokenizer.truncation_side == "left"
     )
     assert (
         CAT.from_pretrained(reference).predict(texts["test"], 0.3).exit_layers == b.exit_layers

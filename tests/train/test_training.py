@@ -28,7 +28,7 @@ from cats.model.exits import (
     vectors,
 )
 from cats.paper.store import open_run
-from cats.train import tasks
+from cats.train import demo, tasks
 from cats.train.finetune import (
     fine_tune,
     fold_classifier,
@@ -52,7 +52,7 @@ from cats.train.fit import (
     train_heads,
 )
 from cats.train.run import Run
-from cats.train.states import States, by_length, collate, extract, tokenise
+from cats.train.states import States, by_length, collate, extract, tokenise, tokenizer_hash
 
 SIZES = {"train": 120, "validation": 40, "test": 40}
 QUICK = dict(
@@ -544,6 +544,22 @@ def test_fine_tuning_resumes_after_a_kill(tmp_path):
     for a, b in zip(whole.model.parameters(), killed.model.parameters()):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
     assert not (tmp_path / "killed" / "checkpoints").exists()
+
+
+def test_inputs_may_lose_their_beginning_and_still_do_after_loading(tmp_path):
+    task, options = tasks.find("sentiment"), dict(epochs=1, max_length=8, truncation_side="left")
+    data = tasks.load(task, limit=32)
+    fine_tune(task, data, "demo", tmp_path / "f", **options)
+    _, kept = load_fine_tuned(tmp_path / "f", task)
+    rows = [tokenise(demo.tokenizer(), data["test"], task.columns, length) for length in (99, 8)]
+    long = [i for i, row in enumerate(rows[0]) if len(row["input_ids"]) > 8]
+    assert long
+    for i, row in enumerate(tokenise(kept, data["test"], task.columns, 8)):
+        whole, cut = rows[0][i]["input_ids"], rows[1][i]["input_ids"]
+        assert row["input_ids"] == ([whole[0], *whole[-7:]] if i in long else cut)
+    assert tokenizer_hash(kept) != tokenizer_hash(demo.tokenizer())
+    with pytest.raises(ValueError, match="'left' or 'right', not 'both'"):
+        fine_tune(task, data, "demo", tmp_path / "g", truncation_side="both")
 
 
 def test_standardised_classifier_folds_to_the_same_function():
