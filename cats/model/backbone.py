@@ -349,16 +349,19 @@ class Backbone:
         """
         if state.weights is None:
             raise ValueError("this state was started without sums: start(batch, sums=True)")
-        device = state.hidden.device.type
-        rounds = torch.is_autocast_enabled(device)  # the context takes time, so only where it does
+        hidden, device = state.hidden.float(), state.hidden.device.type
+        # the context takes time, so only where something rounds
+        rounds = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if rounds else nullcontext():
-            return state.weights @ state.hidden.float()
+            return torch.bmm(state.weights, hidden)
 
     def read(self, state: State, reads: str) -> Tensor:
         """What heads read after a layer, (rows, width): see cats.model.exits.READS."""
         if reads == "cls":
             return self.cls(state)
         sums = self.sums(state)
+        if reads == "cls+mean" and sums.shape[1] == 2:
+            return sums.flatten(1)
         found = sums[:, :2].flatten(1) if reads.startswith("cls") else sums[:, 1]
         return torch.cat([found, differing(sums)], -1) if "pair" in reads else found
 

@@ -258,16 +258,18 @@ class Meta(nn.Module):
         return odds + self.w_0[:, None] * x[..., -1] if self.odds else odds
 
     def layer(self, k: int) -> dict[str, Tensor]:
-        """The weights of M_k, counted from 1; the two outputs as one, their difference."""
+        """The weights of M_k, counted from 1; the two outputs as one, their difference. Log-odds
+        pass through two units more, x = relu(x) - relu(-x), and are added with the others.
+        """
         i = k - 1
-        weights = {
-            "w_1": self.w_1[i] * self.mask,
-            "b_1": self.b_1[i],
-            "w_2": self.w_2[i, :, 1] - self.w_2[i, :, 0],
-            "b_2": self.b_2[i, 1] - self.b_2[i, 0],
-        }
+        w_1, b_1 = self.w_1[i] * self.mask, self.b_1[i]
+        w_2, b_2 = self.w_2[i, :, 1] - self.w_2[i, :, 0], self.b_2[i, 1] - self.b_2[i, 0]
         if self.odds:
-            weights["w_0"] = self.w_0[i]
+            through = torch.zeros(self.inputs, 2)
+            through[-1] = torch.tensor([1.0, -1.0])
+            w_1, b_1 = torch.cat([w_1, through], 1), torch.cat([b_1, torch.zeros(2)])
+            w_2 = torch.cat([w_2, self.w_0[i] * through[-1]])
+        weights = {"w_1": w_1, "b_1": b_1, "w_2": w_2, "b_2": b_2}
         return {name: weight.detach() for name, weight in weights.items()}
 
     def fold(self, mean: Tensor, std: Tensor) -> "Meta":

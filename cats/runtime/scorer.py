@@ -27,12 +27,11 @@ class Exit(NamedTuple):
     b_p: Tensor
     w_o: Tensor  # (d_e, C), temperature folded in
     b_o: Tensor
-    w_1: Tensor  # (inputs, units)
+    w_1: Tensor  # (inputs, units), and two units more where they read log-odds
     b_1: Tensor
     w_2: Tensor  # (units,)
     b_2: Tensor
     w_h: Tensor | None = None  # (k-1 times C, d_e), of heads with history
-    w_0: Tensor | None = None  # of meta classifiers that read log-odds
 
     @classmethod
     def of(cls, heads: Heads, meta: Meta, k: int) -> "Exit":
@@ -79,17 +78,23 @@ class Scorer:
         self.needs_all = self.history or remembers
         # the meta classifiers' inputs, in one buffer; their history fills up as layers pass
         self.x = np.zeros((n, meta.inputs), np.float32)
-        self.inputs = torch.from_numpy(self.x)  # the same memory
+        self._view()
         # logits of the layers before, for heads with history
         self.past = np.zeros((n, 0), np.float32) if self.history else None
         # logits of the layers so far (rows, k, C), as many as the measure reads
         self.so_far = np.zeros((n, 0, self.classes), np.float32)
 
+    def _view(self) -> None:
+        """Parts of the buffer under names of their own: the same memory."""
+        self.inputs, numbers = torch.from_numpy(self.x), self.early + self.d_e
+        self.hidden = self.inputs[:, self.early : numbers]
+        self.now = self.x[:, numbers:]  # prediction and margins
+
     def keep(self, rows: list[int]) -> None:
         """Forget the rows that have left."""
         for name, value in self._remembered():
             setattr(self, name, value[rows])
-        self.inputs = torch.from_numpy(self.x)
+        self._view()
 
     def copy(self, rows: list[int]) -> "Scorer":
         """What is remembered of these rows, for itself."""
@@ -101,7 +106,7 @@ class Scorer:
         """Take in the rows of another, which has come as far."""
         for name, value in self._remembered():
             setattr(self, name, np.concatenate([value, getattr(other, name)]))
-        self.inputs = torch.from_numpy(self.x)
+        self._view()
 
     def _remembered(self) -> list[tuple[str, np.ndarray]]:
         names = ("x", "past", "so_far")
@@ -117,7 +122,7 @@ class Scorer:
         if self.history:
             hidden += torch.from_numpy(self.past) @ exit.w_h
         # in the place where a meta classifier reads it
-        hidden = torch.tanh(hidden, out=self.inputs.narrow(1, self.early, self.d_e))
+        hidden = torch.tanh(hidden, out=self.hidden)
         logits = torch.addmm(exit.b_o, hidden, exit.w_o).tolist()
         if self.history:
             self.past = np.concatenate([self.past, np.array(logits, np.float32)], axis=1)
@@ -135,7 +140,7 @@ class Scorer:
 
     def _meta(self, k: int, logits: list[list[float]], exit: Exit) -> list[float]:
         """M_k: features and Meta of cats.model.exits for one layer."""
-        now = self.x[:, self.early + self.d_e :]  # prediction and margins
+        now = self.now
         if self.classes == 1:
             confidence: Any = logits
             now[:] = confidence
@@ -150,7 +155,4 @@ class Scorer:
             confidence = [one[1:2] for one in found]
         units = torch.addmm(exit.b_1, self.inputs, exit.w_1)
         self.x[:, k - 1 : k] = confidence
-        odds = torch.addmv(exit.b_2, units.relu_(), exit.w_2)
-        if self.odds:
-            odds.addcmul_(exit.w_0, self.inputs[:, -1])
-        return odds.sigmoid_().tolist()
+        return torch.addmv(exit.b_2, units.relu_(), exit.w_2).sigmoid_().tolist()
