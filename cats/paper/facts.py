@@ -1004,21 +1004,27 @@ def efficiency(read: Files) -> Facts:
     )
 
 
-def unbeaten(frame: pd.DataFrame, least: float = 0.9) -> tuple[list[str], int]:
+def unbeaten(frame: pd.DataFrame, least: float = 0.9) -> tuple[pd.DataFrame, int]:
     """The other ways that agree with F at `least` so often and that no CAT beats, being as often
     with F in less time; and how many such ways there are.
     """
     ours = frame[frame["what"].str.startswith("CAT")]
     others = frame[~frame.index.isin(ours.index) & (frame["what"] != "full model")]
     others = others[others["consistency"] >= least]
-    found = [
-        f"{row.what} {row.setting:g}".removesuffix(" nan")
-        for row in others.itertuples()
-        if not (
+    beaten = [
+        (
             (ours["consistency"] >= row.consistency) & (ours["relative_time"] < row.relative_time)
         ).any()
+        for row in others.itertuples()
     ]
-    return found, len(others)
+    return others[~np.array(beaten, bool)], len(others)
+
+
+def named(ways: pd.DataFrame) -> str:
+    """Ways and their settings, each way once: `int8; cut at a layer 1, 3`."""
+    groups = ways.groupby("what", sort=False)["setting"]
+    settings = {what: ", ".join(f"{one:g}" for one in found.dropna()) for what, found in groups}
+    return "; ".join(f"{what} {found}".rstrip() for what, found in settings.items())
 
 
 @about("26_comparison")
@@ -1050,8 +1056,8 @@ def comparison(read: Files) -> Facts:
         quicker=fastest["relative_time"] < waits["relative_time"],
         others=compared,
         beaten=compared - len(behind),
-        ahead=not behind,
-        behind=", ".join(behind) or None,
+        ahead=behind.empty,
+        behind=named(behind) or None,
         kept=None if kept is None else f"{kept.sum()} of {len(kept)}",
         holds=None if kept is None else bool(kept.all()),
         shares="; ".join(

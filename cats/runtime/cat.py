@@ -274,17 +274,8 @@ class CAT(Calibrated):
             targets = [
                 None if labels is None else parts[name]["label"][:] for name in ("tune", "scale")
             ]
-            heads, _ = fit_heads(
-                states["tune"],
-                states["scale"],
-                backbone.num_labels,
-                tuple(targets),
-                recipe=recipe,
-                seed=seed,
-                **(head_options or {}),
-            )
-            meta, _ = fit_meta(
-                heads, states["meta"], recipe=recipe, tau=tau, seed=seed, **(meta_options or {})
+            heads, meta = fit_exits(
+                states, backbone.num_labels, targets, recipe, tau, seed, head_options, meta_options
             )
             states["calibration"] = extract(
                 engine, reader, calibration, columns, work / "calibration", **options
@@ -864,12 +855,30 @@ def states_on(run: Run, engine: Backbone, part: str, folder: str, most: int) -> 
 
 def refitted(run: Run, engine: Backbone, recipe: Recipe, folder: str) -> tuple[Heads, Meta]:
     """Heads and meta classifiers on a body, from some of the inputs of a run's own, unlabelled."""
-    tune, scale, meta = (
-        states_on(run, engine, part, folder, REFITTED) for part in ("tune", "scale", "meta")
-    )
-    outputs, seed = run.task.n_outputs, run.seed
-    heads, _ = fit_heads(tune, scale, outputs, (None, None), recipe=recipe, seed=seed)
-    return heads, fit_meta(heads, meta, recipe=recipe, tau=TAU, seed=seed)[0]
+    states = {
+        part: states_on(run, engine, part, folder, REFITTED) for part in ("tune", "scale", "meta")
+    }
+    return fit_exits(states, run.task.n_outputs, (None, None), recipe, TAU, run.seed)
+
+
+def fit_exits(
+    states: Mapping[str, States],
+    n_outputs: int,
+    labels: Sequence[Any],
+    recipe: Recipe,
+    tau: float,
+    seed: int,
+    head_options: Mapping[str, Any] | None = None,
+    meta_options: Mapping[str, Any] | None = None,
+) -> tuple[Heads, Meta]:
+    """Heads, their temperatures and meta classifiers, from states of `tune`, `scale` and `meta`;
+    `labels` are those of the first two, where the recipe reads them.
+    """
+    tune, scale = states["tune"], states["scale"]
+    how: dict[str, Any] = {"recipe": recipe, "seed": seed}
+    heads, _ = fit_heads(tune, scale, n_outputs, tuple(labels), **how, **(head_options or {}))
+    meta, _ = fit_meta(heads, states["meta"], tau=tau, **how, **(meta_options or {}))
+    return heads, meta
 
 
 def compared(table: ScoreTable, full: np.ndarray) -> ScoreTable:
