@@ -185,8 +185,10 @@ def runtime(tokens=64):
             for which, times in (("F", found.full), ("G", found.early)) if size == 1 else ():
                 p50, p95 = np.quantile(np.median(times, axis=0), [0.5, 0.95]) * 1e3  # over inputs
                 print(f"    {which} latency: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
-        held = [in_a_process(_held, name, which) for which in ("full", "early")]
-        print("    tensors held at batch 32: F {:.1f} and G {:.1f} MiB".format(*held))
+        held = [in_a_process(_held, name, "full", None)]
+        held += [in_a_process(_held, name, "early", body) for body in (None, "bfloat16", "int8")]
+        print("    tensors held at batch 32 beyond weights: F {:.1f} MiB;".format(held[0]), end=" ")
+        print("G in float32 {:.1f}, bfloat16 {:.1f}, int8 {:.1f}".format(*held[1:]))
         peaks = [
             [in_a_process(_peak, name, which) for which in ("full", "early")] for _ in range(3)
         ]
@@ -207,11 +209,12 @@ def _replayed(name, body, n, *how):
     return timing.replay(cat, exit_layers(table.scores("meta"), thresholds)[:n], *how)
 
 
-def _held(name, which):
+def _held(name, which, body):
     """Tensors held at batch size 32, beyond the model itself, in MiB; in a process of its own, as a
     profiler may leave something behind.
     """
-    return timing.live(even(timing.untrained(name, recipe=RECIPE), which, 32)) / 2**20
+    cat = timing.untrained(name, recipe=RECIPE, body=body)
+    return timing.live(even(cat, which, 32)) / 2**20
 
 
 def _peak(name, which):
