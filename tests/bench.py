@@ -187,7 +187,7 @@ def runtime(tokens=64):
                 print(f"    {which} latency: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
         held = [in_a_process(_held, name, "full", None)]
         held += [in_a_process(_held, name, "early", body) for body in (None, "bfloat16", "int8")]
-        print("    tensors held at batch 32 beyond weights: F {:.1f} MiB;".format(held[0]), end=" ")
+        print(f"    tensors held at batch 32 beyond weights: F {held[0]:.1f} MiB;", end=" ")
         print("G in float32 {:.1f}, bfloat16 {:.1f}, int8 {:.1f}".format(*held[1:]))
         peaks = [
             [in_a_process(_peak, name, which) for which in ("full", "early")] for _ in range(3)

@@ -132,13 +132,14 @@ BODIES: dict[str, Any] = {FULL: None, "bfloat16": _bfloat16, "int8": _int8}
 
 
 def reads_on(name: str | None, reads: str) -> str:
-    """What heads read of a body: in 8 bits not [CLS], unless they read nothing else.
+    """What heads read of a body: not [CLS], unless they read nothing else.
 
     The [CLS] of the first layers hardly differs from input to input: on bge-small its distance to
-    F's was 2.7 times its spread over inputs at layer 1 in 8 bits (0.12 in bfloat16), that of the
-    mean over tokens 0.02. Heads fitted on it needed 2.9 layers at ε = 0.05, on means alone 1.8.
+    F's was 2.7 times its spread over inputs at layer 1 in 8 bits, 0.12 in bfloat16, and that of the
+    mean over tokens 0.02. Of heads that learned from F's own states those that read both agreed at
+    layer 4 with F on 31 % of AG News in bfloat16, those that read means on 96 %, as in float32.
     """
-    return reads.replace("cls+mean", "mean") if name == "int8" else reads
+    return reads if name in (None, FULL) else reads.replace("cls+mean", "mean")
 
 
 def check_body(name: str) -> str:

@@ -13,6 +13,7 @@ The calibration inputs' outputs are kept as a ScoreTable: thresholds for any ε,
 and subset of layers come from it.
 """
 
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -31,7 +32,7 @@ from cats.model.bodies import FULL, body_of, check_body, fastest, reads_on
 from cats.model.exits import Heads, Meta, check_pair, score, vectors
 from cats.runtime import folder as kept
 from cats.runtime.audit import Audit
-from cats.runtime.calibrated import EPSILON, MEASURED, SPARE, Calibrated
+from cats.runtime.calibrated import EPSILON, LEAST, MEASURED, SPARE, Calibrated
 from cats.runtime.card import card
 from cats.runtime.inputs import (
     Arrays,
@@ -54,7 +55,6 @@ from cats.train import tasks
 from cats.train.fit import Recipe, find_recipe, fit_heads, fit_meta
 from cats.train.run import Run, table_of
 from cats.train.states import (
-    States,
     check_autocast,
     check_max_length,
     collate,
@@ -204,7 +204,7 @@ class CAT(Calibrated):
                      (cats.model.bodies), which must agree with F in float32 all the same: the
                      promise is about F, and covers what a body's last layer gets wrong; "auto" for
                      the fastest on this machine whose last layer hardly ever differs from F. Of
-                     8 bits heads read means over tokens, not [CLS] (cats.model.bodies.reads_on)
+                     a body heads read means over tokens, not [CLS] (cats.model.bodies.reads_on)
         device       where F runs; by default an accelerator if there is one, as in transformers'
                      pipelines, and for a model in memory where it is
         folder       where extracted states go (a temporary folder by default); give one to resume
@@ -274,8 +274,17 @@ class CAT(Calibrated):
             targets = [
                 None if labels is None else parts[name]["label"][:] for name in ("tune", "scale")
             ]
-            heads, meta = fit_exits(
-                states, backbone.num_labels, targets, recipe, tau, seed, head_options, meta_options
+            heads, _ = fit_heads(
+                states["tune"],
+                states["scale"],
+                backbone.num_labels,
+                tuple(targets),
+                recipe=recipe,
+                seed=seed,
+                **(head_options or {}),
+            )
+            meta, _ = fit_meta(
+                heads, states["meta"], recipe=recipe, tau=tau, seed=seed, **(meta_options or {})
             )
             states["calibration"] = extract(
                 engine, reader, calibration, columns, work / "calibration", **options
@@ -323,34 +332,33 @@ class CAT(Calibrated):
 
     @classmethod
     def from_run(cls, run: Run, measure: str = "meta", body: str | None = None) -> "CAT":
-        """The CAT of a run, calibrated on its validation split. With a `body`, see `fit`, the run's
-        own heads and meta classifiers read that body, and it is calibrated as they do; but where
-        heads read something else of that body, they are fitted anew, on some of the run's inputs.
+        """The CAT of a run, calibrated on its validation split. With a `body`, see `fit`, heads and
+        meta classifiers that read what a body keeps of F are fitted on the run's own states of F,
+        if the run has none yet, and calibrated as they read the body.
         """
-        table, data = run.table("validation"), run.data["validation"]
-        columns, engine = run.task.columns, body_of(run.backbone, body)
-        recipe, heads, meta = run.recipe, run.heads, run.meta
+        engine = body_of(run.backbone, body)
         if engine is not run.backbone:
-            recipe = find_recipe(recipe, reads=reads_on(body, recipe.reads))
+            run = run.by(find_recipe(run.recipe, reads=reads_on(body, run.recipe.reads)))
+        table, data, columns = run.table("validation"), run.data["validation"], run.task.columns
+        if engine is not run.backbone:
             with tempfile.TemporaryDirectory() as folder:
-                if recipe != run.recipe:
-                    heads, meta = refitted(run, engine, recipe, folder)
-                states = states_on(run, engine, "validation", folder, len(data))
-                made = table_of(states, heads, meta, table.labels, table.metadata)
+                how: dict[str, Any] = {"max_length": run.max_length}
+                states = extract(engine, run.tokenizer, data, columns, folder, **how)
+                made = table_of(states, run.heads, run.meta, table.labels, table.metadata)
             table = compared(made, table.logits[:, -1])
         about = {
             "task": run.task.name,
             "tuning": len(run.data["train"]),
-            "calibration": len(run.data["validation"]),
-            "recipe": asdict(recipe),
+            "calibration": len(data),
+            "recipe": asdict(run.recipe),
         }
         if run.task.hub not in ("", "demo") and not run.source:
             about["datasets"] = [run.task.hub]
         cat = cls(
             run.backbone,
             run.tokenizer,
-            heads,
-            meta,
+            run.heads,
+            run.meta,
             table,
             max_length=run.max_length,
             measure=measure,
@@ -399,8 +407,9 @@ class CAT(Calibrated):
             for measure in self.measures()  # patience counts layers, exactly
             if measure != "patience" and not (MEASURES[measure].needs_classes and table.regression)
         ]
-        least = np.full(table.n_layers - 1, np.finfo(np.float32).eps)
-        tokens, largest = self._tokens(rows), dict.fromkeys(known, least)
+        least = LEAST if self.nearly else 0.0
+        noise = np.full(table.n_layers - 1, np.finfo(np.float32).eps)
+        tokens, largest = self._tokens(rows), dict.fromkeys(known, noise)
         for size in TOGETHER:
             batches = in_batches(self.tokenizer, tokens, self.backbone, size)
             parts = [self._scores(batch, known) for batch in batches]
@@ -409,7 +418,9 @@ class CAT(Calibrated):
                 scale = nines if MEASURES[measure].share else np.asarray
                 off = np.abs(scale(seen) - scale(table.scores(measure)))
                 largest[measure] = np.maximum(largest[measure], off.max(axis=0))
-        return {measure: (SPARE * off).tolist() for measure, off in largest.items()}
+        return {
+            measure: np.maximum(SPARE * off, least).tolist() for measure, off in largest.items()
+        }
 
     @torch.inference_mode()
     def _scores(
@@ -447,7 +458,7 @@ class CAT(Calibrated):
                 parts.append(torch.cat([logits, states["logits"].float().cpu()[:, None]], 1))
             off = np.abs(torch.cat(parts).numpy() - table.logits)
             largest = np.maximum(largest, off.max(axis=(0, 2)))
-        return (SPARE * np.maximum(largest, np.finfo(np.float32).eps)).tolist()
+        return np.maximum(SPARE * largest, LEAST * math.log(10)).tolist()
 
     def _tokens(self, rows: list[Row]) -> list[dict[str, Any]]:
         return encode(self.tokenizer, [list(column) for column in zip(*rows)], self.max_length)
@@ -836,49 +847,12 @@ class CAT(Calibrated):
 
 
 TIMED = 128  # tuning inputs on which bodies are compared
-REFITTED = 2048  # of each part, inputs of a run that heads are fitted anew on
 TOGETHER = (1, 32)  # rows of a batch, where it is measured by how much rounding moves scores
 
 
 def steers(monitor: Monitor | None) -> bool:
     """Whether a monitor says which ε to run with, as inputs come."""
     return monitor is not None and monitor.step > 0
-
-
-def states_on(run: Run, engine: Backbone, part: str, folder: str, most: int) -> States:
-    """What the layers of a body give of at most so many inputs of a run's part."""
-    data, place = run.data[part], Path(folder, part)
-    some = data.select(range(min(most, len(data))))
-    columns = run.task.columns
-    return extract(engine, run.tokenizer, some, columns, place, max_length=run.max_length)
-
-
-def refitted(run: Run, engine: Backbone, recipe: Recipe, folder: str) -> tuple[Heads, Meta]:
-    """Heads and meta classifiers on a body, from some of the inputs of a run's own, unlabelled."""
-    states = {
-        part: states_on(run, engine, part, folder, REFITTED) for part in ("tune", "scale", "meta")
-    }
-    return fit_exits(states, run.task.n_outputs, (None, None), recipe, TAU, run.seed)
-
-
-def fit_exits(
-    states: Mapping[str, States],
-    n_outputs: int,
-    labels: Sequence[Any],
-    recipe: Recipe,
-    tau: float,
-    seed: int,
-    head_options: Mapping[str, Any] | None = None,
-    meta_options: Mapping[str, Any] | None = None,
-) -> tuple[Heads, Meta]:
-    """Heads, their temperatures and meta classifiers, from states of `tune`, `scale` and `meta`;
-    `labels` are those of the first two, where the recipe reads them.
-    """
-    tune, scale = states["tune"], states["scale"]
-    how: dict[str, Any] = {"recipe": recipe, "seed": seed}
-    heads, _ = fit_heads(tune, scale, n_outputs, tuple(labels), **how, **(head_options or {}))
-    meta, _ = fit_meta(heads, states["meta"], tau=tau, **how, **(meta_options or {}))
-    return heads, meta
 
 
 def compared(table: ScoreTable, full: np.ndarray) -> ScoreTable:
