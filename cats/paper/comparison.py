@@ -23,6 +23,7 @@ from cats.runtime.cat import CAT
 from cats.runtime.loop import starting
 from cats.stats.exits import first_above
 from cats.stats.quantiles import Floats, Ints, clopper_pearson
+from cats.stats.validity import covered_law
 from cats.train.states import collate
 
 EPSILONS = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002)
@@ -175,8 +176,10 @@ def compare(
     cats: Mapping[str, CAT], ways: Sequence[Way], rows: list[Any], timed: int, repeats: int
 ) -> pd.DataFrame:
     """A row a way: agreement with F on all rows, with an interval of 95 % (Clopper and Pearson
-    1934), and time relative to F's on `timed` of them, with one for the median of the repeats.
+    1934), and time relative to F's on `timed` of them, with one for the median of the repeats. Of a
+    promise also the chance of so little agreement, over draws of calibration and test inputs.
     """
+    n = len(cats[FULL].table)
     order = sorted(rows, key=lambda row: len(row["input_ids"]))
     some = sorted(rows[:timed], key=lambda row: len(row["input_ids"]))
     said_by = answers(cats, ways, order)
@@ -193,6 +196,7 @@ def compare(
                 "what": way.what,
                 "setting": way.setting,
                 "promised": way.promised,
+                "chance": chance(way, agree, len(rows), n),
                 "consistency": agree / len(rows),
                 "consistency_low": clopper_pearson(agree, len(rows), 0.025),
                 "consistency_high": 1 - clopper_pearson(len(rows) - agree, len(rows), 0.025),
@@ -203,6 +207,15 @@ def compare(
             }
         )
     return pd.DataFrame(found)
+
+
+def chance(way: Way, agree: int, n_test: int, n: int) -> float:
+    """The chance that a promise just kept, by n calibration inputs, shows at most so much agreement
+    on n_test others: BetaBinomial. NaN where nothing is promised.
+    """
+    if not isinstance(way.setting, float) or np.isnan(way.promised):
+        return np.nan
+    return float(covered_law(n, n_test, way.setting).cdf(agree)) if agree < n_test else 1.0
 
 
 def draw(axis: Any, frame: pd.DataFrame, of: str = "consistency") -> None:

@@ -42,4 +42,25 @@ def test_a_row_a_way_with_agreement_and_time(given):
     assert list(frame["what"]) == [way.what for way in ways]
     assert frame["consistency"].iloc[0] == 1 and frame["relative_time"].iloc[0] == 1
     assert (frame["consistency_low"] <= frame["consistency"]).all()
+    promises = frame["promised"].notna() & (frame["setting"] != "")
+    assert (frame["chance"].notna() == promises).all() and frame["chance"].max() == 1
     assert (frame["relative_time"] > 0).all() and np.isfinite(frame["milliseconds"]).all()
+
+
+def test_a_promise_is_held_against_draws_of_calibration_and_test():
+    """False alarms at most as often as said, seen in many draws of scores of which each is the
+    statistic itself; one that promises half the errors it makes is caught.
+    """
+    rng, n, n_test, alarm = np.random.default_rng(0), 200, 300, 0.05
+    rank = int(np.ceil(0.9 * (n + 1)))
+    way = comparison.Way("CAT", 0.1, None, 0.9)
+    found = {"kept": 0, "broken": 0}
+    for _ in range(400):
+        threshold = np.sort(rng.random(n))[rank - 1]
+        agree = int((rng.random(n_test) <= threshold).sum())
+        found["kept"] += comparison.chance(way, agree, n_test, n) <= alarm
+        found["broken"] += comparison.chance(way._replace(setting=0.05), agree, n_test, n) <= alarm
+    # 33 or more of 400 at 5 % have a chance of 0.4 %
+    assert found["kept"] < 33 and found["broken"] > 200
+    assert np.isnan(comparison.chance(way._replace(promised=np.nan), 1, n_test, n))
+    assert comparison.chance(way, n_test, n_test, n) == 1
