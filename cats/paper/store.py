@@ -30,7 +30,7 @@ SPLITS = ("validation", "test")
 MAIN = ("mobilebert-uncased", "albert-xlarge-v2")
 SHALLOW = ("bge-small-en-v1.5", "albert-base-v2")  # Figure C.2
 OTHER = ("all-mpnet-base-v2", "roberta-large")  # Figure C.3
-KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder
+KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder; of other seeds than 0 the tables alone
 PAPER = "paper"  # the recipe that the paper's figures are drawn from
 Tables = dict[tuple[str, str], ScoreTable]  # by task and backbone
 
@@ -162,7 +162,7 @@ def add(runs: "Run | Iterable[Run]", folder: str | Path = FOLDER) -> Path:
     folder, entries = Path(folder), {}
     for run in [runs] if isinstance(runs, Run) else runs:
         tables = {split: run.table(split) for split in SPLITS}  # made now if they are not there
-        for what in KEPT:
+        for what in KEPT if run.seed == 0 else SPLITS:
             about = {
                 "task": run.task.name,
                 "backbone": run.backbone_name,
