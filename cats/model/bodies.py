@@ -18,8 +18,9 @@ and in any batch; so did matrices in bfloat16 wherever we looked (1 to 2,048 row
 attention: its kernel takes exponentials sixteen at a time, and those left over by another formula.
 Float32 hardly notices. In few digits a flipped one travels: it moved an early [CLS] by a fiftieth
 of its spread over inputs, and the room for that took bfloat16 most of its early exits. So bodies
-pad every batch to a multiple of sixteen tokens, after which an input had the same bits in every
-batch. `CAT.fit` measures how much is left of it on the machine at hand.
+pad every batch to a multiple of sixteen tokens, after which tiny models gave an input the same bits
+in every batch, and bge-small gave them to all but a few in a hundred. `CAT.fit` measures how much
+is left of it on the machine at hand, and leaves a least room (cats.runtime.calibrated.LEAST).
 """
 
 import copy
