@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.stats import betabinom, fisher_exact
+from scipy.stats import fisher_exact
 
 from cats._io import read_json
 from cats.paper.places import DATA, FIGURES
@@ -25,7 +25,7 @@ from cats.paper.style import title, written
 from cats.stats.calibrators import METHODS
 from cats.stats.quantiles import Bools, Ints
 from cats.stats.table import ScoreTable
-from cats.stats.validity import coverage_law
+from cats.stats.validity import covered_law
 
 Facts = dict[str, Any]
 Finder = Callable[..., Facts]
@@ -828,8 +828,7 @@ def cascade(
     """
     costs, n = read.made("51_cascade")["costs"], len(agrees)
     paid = np.cumsum(costs)[np.asarray(exits) - 1].mean() / costs[-1]
-    law = coverage_law(calibrated, epsilon).args  # of what a calibration set covers
-    chance = betabinom(n, *law).cdf(np.sum(agrees))
+    chance = covered_law(calibrated, n, epsilon).cdf(np.sum(agrees))
     return dict(
         n=n,
         target=1 - epsilon,
