@@ -18,9 +18,10 @@ and in any batch; so did matrices in bfloat16 wherever we looked (1 to 2,048 row
 attention: its kernel takes exponentials sixteen at a time, and those left over by another formula.
 Float32 hardly notices. In few digits a flipped one travels: it moved an early [CLS] by a fiftieth
 of its spread over inputs, and the room for that took bfloat16 most of its early exits. So bodies
-pad every batch to a multiple of sixteen tokens, after which tiny models gave an input the same bits
-in every batch, and bge-small gave them to all but a few in a hundred. `CAT.fit` measures how much
-is left of it on the machine at hand, and leaves a least room (cats.runtime.calibrated.LEAST).
+attend to a multiple of sixteen tokens, those at the end masked, after which tiny models gave an
+input the same bits in every batch, and bge-small gave them to all but a few in a hundred. `CAT.fit`
+measures how much is left of it on the machine at hand, and leaves a least room
+(cats.runtime.calibrated.LEAST).
 """
 
 import copy
@@ -32,6 +33,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from cats._io import digest
 from cats.model.backbone import Backbone, State
@@ -39,6 +43,33 @@ from cats.model.backbone import Backbone, State
 FULL = "float32"
 LANES = 16  # numbers that a vector of a CPU holds, at the most
 QUICK = 5  # times that `fastest` runs each body
+
+
+def in_lanes(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' attention by `scaled_dot_product_attention`, to keys and values (rows, heads,
+    tokens, size) padded to whole vectors of a CPU; all else in a layer runs on the tokens alone.
+    """
+    tokens = key.shape[2]
+    missing = -tokens % LANES if key.is_cpu else 0
+    if missing:
+        key, value = (nn.functional.pad(one, (0, 0, 0, missing)) for one in (key, value))
+        if attention_mask is None:
+            attention_mask = (torch.arange(tokens + missing) < tokens)[None, None, None]
+        else:  # bool
+            attention_mask = nn.functional.pad(attention_mask, (0, missing))
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+IN_LANES = "sdpa_in_lanes"
+AttentionInterface.register(IN_LANES, in_lanes)
+AttentionMaskInterface.register(IN_LANES, sdpa_mask)
 
 
 class Linear8(nn.Module):
@@ -72,8 +103,6 @@ class Linear8(nn.Module):
 class Body(Backbone):
     """A backbone whose layers are those of another, `full`, in a faster arithmetic."""
 
-    tokens_together = LANES
-
     def __init__(self, full: Backbone, name: str) -> None:
         check_body(name)
         if name == FULL or full.precision != FULL:
@@ -85,7 +114,12 @@ class Body(Backbone):
             raise ValueError(
                 f"the body 'int8' runs on CPUs, and F is on {full.device}: take 'bfloat16'"
             )
-        super().__init__(BODIES[name](full))
+        model = BODIES[name](full)
+        if model.config._attn_implementation == "sdpa":
+            model.set_attn_implementation(IN_LANES)
+        else:  # attention of a family's own: all of a layer runs on whole vectors of tokens
+            self.tokens_together = LANES
+        super().__init__(model)
         self.full, self.name, self.revision = full, name, full.revision
 
     @cached_property

@@ -4,9 +4,10 @@ import pytest
 import torch
 from builders import CASES, LENGTHS, build, make_batch
 from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from cats.model import cost
-from cats.model.bodies import BODIES, LANES, Body, Linear8, body_of, fastest
+from cats.model.bodies import BODIES, LANES, Body, Linear8, body_of, fastest, in_lanes
 from cats.model.exits import Heads, Meta
 
 FAST = [name for name in BODIES if name != "float32"]
@@ -63,19 +64,40 @@ def test_an_input_does_not_depend_on_its_neighbours(case, name):
 
 
 @pytest.mark.parametrize("case", ["bert", "mobilebert", "mpnet", "roberta"])
-def test_widths_of_a_body_are_multiples_of_what_a_vector_holds(case):
-    """From the start, and when those with more tokens leave; as far as positions reach."""
+def test_whole_vectors_of_tokens_where_attention_is_the_familys_own(case):
+    """From the start, and when those with more tokens leave; as far as positions reach. Elsewhere
+    attention alone is padded, and layers run on the tokens there are.
+    """
     full = build(case)
     body, positions = Body(full, "bfloat16"), full.max_tokens + full.extra_padding
+    together = LANES if case == "mpnet" else 1
     for tokens in (2, 15, 16, 17, full.max_tokens):
-        batch = make_batch(full, [tokens, 2], tokens + full.extra_padding)
-        whole = -(-(tokens + full.extra_padding) // LANES) * LANES
-        state = body.start(batch)
-        assert state.hidden.shape[1] == state.weights.shape[2] == min(whole, positions)
-        assert full.start(batch).hidden.shape[1] == tokens + full.extra_padding
+        width = tokens + full.extra_padding
+        state = body.start(make_batch(full, [tokens, 2], width))
+        whole = min(-(-width // together) * together, positions)
+        assert state.hidden.shape[1] == state.weights.shape[2] == whole
         left = body.keep(body.step(state, 1), [1])
-        assert left.hidden.shape[1] == left.mask.shape[1] == min(LANES, positions)
+        least = min(max(2, together), positions)
+        assert left.hidden.shape[1] == left.mask.shape[1] == least
         assert left.lengths == [2]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_in_lanes_is_attention(padded):
+    """To the same bits as if all of the layer had been padded, and near transformers' own."""
+    torch.manual_seed(0)
+    layer = Body(build("bert"), "bfloat16").layers[0].attention.self
+    sizes = 3, 2, 9, 16  # rows, heads, tokens, a head's numbers
+    q, k, v = torch.randn(3, *sizes).bfloat16()
+    mask = (torch.arange(9) < torch.tensor([9, 4, 1])[:, None])[:, None, None].expand(3, 1, 9, 9)
+    mask = mask if padded else None
+    ours, _ = in_lanes(layer, q, k, v, mask)
+    theirs, _ = sdpa_attention_forward(layer, q, k, v, mask)
+    assert torch.allclose(ours, theirs, atol=0.02) and ours.shape == theirs.shape
+    wide = [nn.functional.pad(one, (0, 0, 0, LANES - 9)) for one in (q, k, v)]
+    there = torch.ones(3, 1, 9, 9, dtype=torch.bool) if mask is None else mask
+    whole = nn.functional.pad(there, (0, LANES - 9, 0, LANES - 9))
+    assert torch.equal(ours, sdpa_attention_forward(layer, *wide, whole)[0][:, :9])
 
 
 def test_a_matrix_in_8_bits_gives_the_same_bits_in_every_batch():
