@@ -7,7 +7,7 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from cats.model import cost
-from cats.model.bodies import BODIES, LANES, Body, Linear8, body_of, fastest, in_lanes
+from cats.model.bodies import BODIES, LANES, Body, Linear8, Linear16, body_of, fastest, in_lanes
 from cats.model.exits import Heads, Meta
 
 FAST = [name for name in BODIES if name != "float32"]
@@ -113,6 +113,27 @@ def test_a_matrix_in_8_bits_gives_the_same_bits_in_every_batch():
         assert ours(torch.zeros(1, 48)).equal(linear.bias[None])  # no scale to divide by
     sizes = x.abs().amax(1, keepdim=True)
     assert ((whole - theirs).abs() <= 0.02 * sizes + 1e-6).all()
+
+
+@pytest.mark.skipif(not Linear16.runs(), reason="no such kernel for this processor")
+def test_a_matrix_laid_out_for_the_cpu_gives_the_bits_of_the_one_it_was():
+    torch.manual_seed(0)
+    linear, x = nn.Linear(48, 40).bfloat16(), torch.randn(33, 48).bfloat16()
+    ours = Linear16(linear)
+    with torch.no_grad():
+        for size in (1, 2, 7, 32):
+            for part in x.split(size):
+                assert torch.equal(ours(part), linear(part))
+        assert torch.equal(ours(x[:, None]), linear(x)[:, None])
+
+
+def test_what_is_laid_out_for_the_cpu_stays_there():
+    body = body_of(build("bert"), "bfloat16")
+    linear = lambda: type(body.layers[0].output.dense)
+    here = Linear16 if Linear16.runs() else nn.Linear
+    assert linear() is here
+    assert body.to("meta").device.type == "meta" and linear() is nn.Linear
+    assert body.to("cpu").device.type == "cpu" and linear() is here
 
 
 def test_one_scale_for_a_batch_would_not_do():
