@@ -27,7 +27,7 @@ measures how much is left of it on the machine at hand, and leaves a least room
 import copy
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -186,23 +186,25 @@ def _bfloat16(full: Backbone, kind: str) -> nn.Module:
     model = copy.deepcopy(full.model)
     for weight in model.parameters():  # buffers, such as angles, keep their digits
         weight.data = weight.data.to(torch.bfloat16)
-    return _replaced(model, Linear16) if kind == "cpu" and Linear16.runs() else model
+    if kind == "cpu" and Linear16.runs():
+        replace_linear(Backbone(model).layers, Linear16)
+    return model
 
 
 def _int8(full: Backbone, kind: str) -> nn.Module:
     # what is not a matrix of a layer is shared with F
     shared = [*full.model.parameters(), *full.model.buffers()]
-    return _replaced(copy.deepcopy(full.model, {id(tensor): tensor for tensor in shared}), Linear8)
-
-
-def _replaced(model: nn.Module, by: type[Linear8] | type[Linear16]) -> nn.Module:
-    """The model with the matrices of its layers in another form."""
-    for layer in Backbone(model).layers:
-        for part in list(layer.modules()):
-            for name, child in list(part.named_children()):
-                if type(child) is nn.Linear:
-                    setattr(part, name, by(child))
+    model = copy.deepcopy(full.model, {id(tensor): tensor for tensor in shared})
+    replace_linear(Backbone(model).layers, Linear8)
     return model
+
+
+def replace_linear(parts: Iterable[nn.Module], by: Callable[[nn.Linear], nn.Module]) -> None:
+    """Put matrices in another form, wherever they are in these modules."""
+    for part in [inner for outer in parts for inner in outer.modules()]:
+        for name, child in list(part.named_children()):
+            if type(child) is nn.Linear:
+                setattr(part, name, by(child))
 
 
 BODIES: dict[str, Any] = {FULL: None, "bfloat16": _bfloat16, "int8": _int8}

@@ -24,6 +24,8 @@ from onnx import load
 from onnxruntime.quantization import quantize_dynamic as quantize_onnx
 from torch import nn
 
+from cats.model.bodies import Linear16, replace_linear
+
 
 @contextmanager
 def _quiet() -> Iterator[None]:
@@ -55,8 +57,12 @@ class _Logits(nn.Module):
 
 
 def bfloat16(model: nn.Module) -> Callable[..., torch.Tensor]:
-    """The model in bfloat16, as batch -> logits."""
+    """The model in bfloat16, as batch -> logits; its matrices are laid out for the processor, as
+    those of a CAT's body are.
+    """
     half = copy.deepcopy(_Logits(model).eval()).to(torch.bfloat16)
+    if Linear16.runs() and half.model.device.type == "cpu":
+        replace_linear([half], Linear16)
     return lambda batch: half(batch).float()
 
 
