@@ -30,7 +30,8 @@ SPLITS = ("validation", "test")
 MAIN = ("mobilebert-uncased", "albert-xlarge-v2")
 SHALLOW = ("bge-small-en-v1.5", "albert-base-v2")  # Figure C.2
 OTHER = ("all-mpnet-base-v2", "roberta-large")  # Figure C.3
-KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder; of other seeds than 0 the tables alone
+KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder; see `kept`
+LARGEST = 5_000_000  # bytes of heads that are kept
 PAPER = "paper"  # the recipe that the paper's figures are drawn from
 Tables = dict[tuple[str, str], ScoreTable]  # by task and backbone
 
@@ -155,14 +156,24 @@ def table(
     return ScoreTable.load(path(task, backbone, split, folder, recipe, seed))
 
 
+def kept(run: "Run") -> tuple[str, ...]:
+    """What is kept of a finished run. Heads read states of an F that is not kept, and say nothing
+    without it: so of other seeds than 0, and where heads are large, the tables alone.
+    """
+    small = (run.home / "heads.safetensors").stat().st_size <= LARGEST
+    return KEPT if run.seed == 0 and small else SPLITS
+
+
 def add(runs: "Run | Iterable[Run]", folder: str | Path = FOLDER) -> Path:
-    """Copy finished runs' tables, heads and meta classifiers, and enter them in the manifest."""
+    """Copy finished runs' tables, heads and meta classifiers, and enter them in the manifest: see
+    `kept`.
+    """
     from cats.train.run import Run  # it needs torch
 
     folder, entries = Path(folder), {}
     for run in [runs] if isinstance(runs, Run) else runs:
         tables = {split: run.table(split) for split in SPLITS}  # made now if they are not there
-        for what in KEPT if run.seed == 0 else SPLITS:
+        for what in kept(run):
             about = {
                 "task": run.task.name,
                 "backbone": run.backbone_name,
