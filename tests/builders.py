@@ -132,7 +132,7 @@ def even(cat, which, batch_size, tokens=64):
 
     def early():
         cat.run(
-            cut(starting(batch_size)),
+            cut(starting(batch_size, tokens)),
             np.full(l - 1, np.inf),
             decide=lambda k, scores, rows: [row % l + 1 == k for row in rows],
         )

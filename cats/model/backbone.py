@@ -21,7 +21,8 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cache, cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,6 +112,14 @@ def reading(mask: Tensor, second: Tensor | None = None) -> Tensor:
         weights[:, 2], weights[:, 3] = mask * ~after, mask * after
     weights /= weights.sum(-1, keepdim=True)
     return weights
+
+
+@cache
+def reading_all(tokens: int, device: torch.device) -> Tensor:
+    """`reading` of a text without padding, (1, 2, tokens): made once, as it takes as long as half
+    the scoring after a layer.
+    """
+    return reading(torch.ones(1, tokens, device=device))
 
 
 def commit_of(name: str, options: dict[str, Any]) -> str | None:
@@ -242,7 +251,7 @@ class Backbone:
 
     def ready(self) -> "Backbone":
         """F as it is meant, whatever was done to the model since: without dropout."""
-        if any(module.training for module in self._modules):
+        if any(map(attrgetter("training"), self._modules)):
             self.model.eval()
         return self
 
@@ -316,7 +325,14 @@ class Backbone:
             ids, inputs.get("token_type_ids") if self.token_types else None, mask
         )  # (rows, tokens, d)
         context = self.encoder.context(hidden, mask, padded(lengths, width))
-        weights = reading(mask, batch.get("second")) if sums else None
+        weights = None
+        if sums:
+            plain = batch.get("second") is None and not padded(lengths, width)
+            weights = (
+                reading_all(width, device).expand(shape[0], -1, -1)
+                if plain
+                else reading(mask, batch.get("second"))
+            )
         return State(hidden, mask, lengths, weights, context)
 
     def _width(self, tokens: int) -> int:
@@ -343,9 +359,9 @@ class Backbone:
         """
         return state.hidden.select(1, 0)
 
-    def sums(self, state: State) -> Tensor:
-        """Weighted sums of a row's tokens, (rows, 2 or 4, d), in float32: see `reading`. One
-        product, which takes a quarter of the time of [CLS], a mean and joining them.
+    def sums(self, state: State, which: slice = slice(None)) -> Tensor:
+        """Weighted sums of a row's tokens, (rows, 2 or 4, d), in float32: see `reading`; or `which`
+        of them. One product, which takes a quarter of the time of [CLS], a mean and joining them.
         """
         if state.weights is None:
             raise ValueError("this state was started without sums: start(batch, sums=True)")
@@ -353,12 +369,14 @@ class Backbone:
         # the context takes time, so only where something rounds
         rounds = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if rounds else nullcontext():
-            return torch.bmm(state.weights, hidden)
+            return torch.bmm(state.weights[:, which], hidden)
 
     def read(self, state: State, reads: str) -> Tensor:
         """What heads read after a layer, (rows, width): see cats.model.exits.READS."""
         if reads == "cls":
             return self.cls(state)
+        if reads == "mean":
+            return self.sums(state, slice(1, 2))[:, 0]
         sums = self.sums(state)
         if reads == "cls+mean" and sums.shape[1] == 2:
             return sums.flatten(1)

@@ -87,7 +87,8 @@ def ways(cats: Mapping[str, CAT], rows: list[Any], epsilons: Sequence[float]) ->
 
     def early(cat: CAT, thresholds: Floats) -> Any:
         def prepare(rows: list[Any]) -> Any:
-            given = batches(cat, rows, starting(BATCH))  # a CAT of this size starts fewer at once
+            longest = max(len(row["input_ids"]) for row in rows)
+            given = batches(cat, rows, starting(BATCH, longest))  # a CAT starts fewer at once
             return lambda: cat.run(given, thresholds, cat.measure)[0]
 
         return prepare

@@ -107,7 +107,7 @@ def replayed(
     work = {key: (scored[key], pattern.tobytes()) for key, pattern in patterns.items()}
     first = {same: key for key, same in reversed(work.items())}  # the first with these exits
     own = {key: patterns[key] for key in patterns if first[work[key]] == key}
-    batches = len(own) * -(-inputs // starting(32))  # that the CAT asks for, in a repeat
+    batches = len(own) * -(-inputs // starting(32, tokens))  # that the CAT asks for, in a repeat
     beside = max(1, batches // len({key[:2] for key in exits}))
     timed = timing.replays(cat, own, tokens, 32, repeats, scored, beside=beside)
     found = {key: timed[first[same]] for key, same in work.items()}

@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from cats.model.backbone import Backbone
+from cats.model.bodies import reads_on
 from cats.model.exits import Heads, Meta
 from cats.runtime.cat import CAT
 from cats.runtime.loop import starting
@@ -76,6 +77,7 @@ def untrained(
 ) -> CAT:
     """A CAT of random weights, for timing and counting alone; its layers on a faster body."""
     recipe = find_recipe(recipe)
+    recipe = find_recipe(recipe, reads=reads_on(body, recipe.reads))
     backbone = random_backbone(architecture, n_outputs)
     early = backbone.n_layers - 1
     heads = Heads(early, backbone.hidden_size, n_outputs, reads=recipe.reads)
@@ -274,7 +276,7 @@ def replays(
         waits: list[float] = []
 
         def batches() -> Iterator[Any]:
-            for part in ids.split(starting(batch_size)):
+            for part in ids.split(starting(batch_size, tokens)):
                 if next(turns) % beside == 0:
                     alone[:] = [seconds(run_full)]
                     waits.extend(alone)

@@ -511,8 +511,8 @@ class CAT(Calibrated):
         body        the one this CAT was fitted on, which is the default; or "float32" for F itself,
                     all layers of it, where that was another. Where its own last layer differs from
                     F too often for ε, F itself runs, with a warning
-        batch_size  a CAT needs no more memory than F with batches of this size; "auto" takes what
-                    suits length and device
+        batch_size  a CAT needs no more memory than F with batches of this size (of short texts a
+                    tenth more, which is little there); "auto" takes what suits length and device
         monitor     a cats.Monitor, which audits some of the inputs: they go on to F after their
                     exit, when all answers are there, and it warns if the promise is broken. In
                     adaptive mode it also says ε, anew every so many inputs
@@ -678,7 +678,7 @@ class CAT(Calibrated):
         tokens = self._tokens(rows)
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]["input_ids"]))
         longest = len(tokens[order[-1]]["input_ids"]) if order else 0
-        size = starting(rows_together(batch_size, longest, self.device.type))
+        size = starting(rows_together(batch_size, longest, self.device.type), longest)
         parts = [order[i : i + size] for i in range(0, len(order), size)]
         batches = (
             collate(

@@ -4,6 +4,7 @@ of cats.model.exits, one layer at a time.
 
 import copy
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -58,6 +59,16 @@ def top_two(logits: list[float]) -> tuple[int, float, float, float]:
     return which, 1 / total, (1 - odds_of[-2]) / total, -math.log(rest) if rest else LARGE
 
 
+@cache
+def indicators(classes: int) -> list[list[float]]:
+    """Every class as M_k reads it, by one number fewer than classes.
+
+    >>> indicators(3)
+    [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    """
+    return np.eye(classes)[:, 1:].tolist()
+
+
 class Scorer:
     """What scoring remembers of some rows, and their scores at the next layer.
 
@@ -73,6 +84,7 @@ class Scorer:
         self.cat, self.measure, self.found = cat, measure, find_measure(measure)
         self.history, self.early, self.d_e = heads.history, heads.early, heads.d_e
         self.classes, self.odds = heads.n_outputs, meta.odds
+        self.predictions = indicators(self.classes)
         # whether a layer's score depends on the layers before it: then heads run at every layer
         remembers = "history" not in meta.drop if measure == "meta" else self.found.reads != 1
         self.needs_all = self.history or remembers
@@ -146,12 +158,8 @@ class Scorer:
             now[:] = confidence
         else:
             found = [top_two(row) for row in logits]
-            numbers = 3 if self.odds else 2  # pmax, pdiff and perhaps odds
-            now[:, :-numbers] = 0.0
-            for i, one in enumerate(found):
-                if one[0]:
-                    now[i, one[0] - 1] = 1.0
-            now[:, -numbers:] = [one[1 : 1 + numbers] for one in found]
+            end = 4 if self.odds else 3  # pmax, pdiff and perhaps odds
+            now[:] = [(*self.predictions[one[0]], *one[1:end]) for one in found]
             confidence = [one[1:2] for one in found]
         units = torch.addmm(exit.b_1, self.inputs, exit.w_1)
         self.x[:, k - 1 : k] = confidence
