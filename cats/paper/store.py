@@ -166,13 +166,17 @@ def kept(run: "Run") -> tuple[str, ...]:
 
 def add(runs: "Run | Iterable[Run]", folder: str | Path = FOLDER) -> Path:
     """Copy finished runs' tables, heads and meta classifiers, and enter them in the manifest: see
-    `kept`.
+    `kept`. What is not kept goes, if another run of the same name left it there.
     """
     from cats.train.run import Run  # it needs torch
 
-    folder, entries = Path(folder), {}
+    folder, entries, gone = Path(folder), {}, []
     for run in [runs] if isinstance(runs, Run) else runs:
         tables = {split: run.table(split) for split in SPLITS}  # made now if they are not there
+        name_of = lambda what, run=run: file_name(
+            run.task.name, run.backbone_name, what, run.recipe.name, run.seed
+        )
+        gone += [name_of(what) for what in KEPT if what not in kept(run)]
         for what in kept(run):
             about = {
                 "task": run.task.name,
@@ -182,7 +186,7 @@ def add(runs: "Run | Iterable[Run]", folder: str | Path = FOLDER) -> Path:
                 "what": what,
                 "layers": run.backbone.n_layers,
             }
-            name = file_name(run.task.name, run.backbone_name, what, run.recipe.name, run.seed)
+            name = name_of(what)
             with writing(folder / name) as aside:
                 shutil.copyfile(run.home / f"{what}.safetensors", aside)
             size = (folder / name).stat().st_size
@@ -191,5 +195,11 @@ def add(runs: "Run | Iterable[Run]", folder: str | Path = FOLDER) -> Path:
                 entries[name]["inputs"] = len(tables[what])
                 entries[name]["data"] = tables[what].metadata["data"]
     with FileLock(folder / ".manifest.lock"):  # runs that end together must not lose entries
-        write_json(folder / "manifest.json", manifest(folder) | entries)
+        known = manifest(folder) | entries
+        write_json(
+            folder / "manifest.json",
+            {name: entry for name, entry in known.items() if name not in gone},
+        )
+        for name in gone:
+            (folder / name).unlink(missing_ok=True)
     return folder
