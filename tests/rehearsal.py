@@ -161,16 +161,19 @@ def names(runs):
 
 def expected(profile, committed):
     """The files that have to be in the figures folder: for each notebook of the profile those that
-    the committed ones have, for each run those of every stage.
+    the committed ones have, for each run those of every stage. What compares seeds only where the
+    profile has more than one.
     """
     wanted = {f"32_other_backbones_c3.{kind}" for kind in ("png", "pdf", "csv")}
     wanted |= {"index.html", "explorer.html"}
-    runs = names(profile["runs"])
+    runs, seeds = names(profile["runs"]), {run.get("seed", 0) for run in profile["runs"]}
     for path in committed:
         stem, run = re.fullmatch(r"([^-]+)(-.+)?", path.stem).groups()
         stage = re.match("0[2-5]_", stem)
         if stage and path.name.startswith(f"{stem}-sentiment") and "difficulty" not in stem:
             wanted |= {f"{stem}-{name}{path.suffix}" for name in runs}
+        elif len(seeds) == 1 and re.search("_seeds?$", stem):
+            continue
         elif not run and any(stem.startswith(name) for name in profile["parameters"]):
             wanted.add(path.name)
     return wanted
