@@ -1,5 +1,6 @@
 """Performance as ratios, side by side in one run: `make bench`."""
 
+import itertools
 import multiprocessing
 import re
 import resource
@@ -19,6 +20,7 @@ from torch import nn
 from cats import Synthetic, calibrate, evaluate, exit_layers
 from cats._io import write_json
 from cats.model.backbone import Backbone
+from cats.model.bodies import BODIES, FULL
 from cats.paper import timing
 from cats.train import tasks
 from cats.train.finetune import new_model, tokenizer_of
@@ -161,28 +163,31 @@ def memory(n=25_000, layers=24, d=2048, chunk=512):
     print(f"  peak of one epoch of head training {peak:.2f} GiB, all of Python and torch included")
 
 
-def runtime(tokens=64):
-    """T_G/T_F against layers_G/l, with exits replayed from a synthetic table at epsilon = 0.05; in
-    turns, medians over repeats and their range.
+def runtime(tokens=64, short=8, alone=(60, 21), together=(256, 11)):
+    """T_G/T_F against layers_G/l, F on the same body, with exits replayed from a synthetic table at
+    epsilon = 0.05; in turns, medians over repeats and their range. By both measures, since what is
+    computed for an exit differs; of `short` texts, too. `alone` and `together`: inputs and repeats.
     """
-    batches = {1: (60, 21), 32: (256, 11)}  # inputs and repeats by batch size
-    cases = [(tokens, size, "meta", None) for size in batches]
-    cases += [(tokens, size, "meta", body) for body in ("bfloat16", "int8") for size in batches]
-    cases += [(8, 32, measure, None) for measure in ("meta", "sm")]  # short texts
+    cases = [(tokens, 1, *alone), (tokens, 32, *together), (short, 32, *together)]
     for name in ("BERT 12 x 384", "MobileBERT 24 x 512"):
-        for length, size, measure, body in cases:
-            n, repeats = batches[size]
-            found = in_a_process(_replayed, name, body, n, length, size, repeats, measure)
-            low, high = (value / found.share for value in found.interval[1:])
+        for (length, size, n, repeats), body in itertools.product(cases, BODIES):
+            found = in_a_process(_replayed, name, body, n, length, size, repeats)
+            print(f"runtime: {name}, {body}, {length} tokens, batch {size}:")
+            for measure, one in found.items():
+                quotient, low, high = (value / one.share for value in one.interval)
+                print(
+                    f"    {measure}: T_G/T_F {one.ratio:.3f}, layers_G/l {one.share:.3f},", end=" "
+                )
+                print(f"quotient {quotient:.3f} ({low:.3f} to {high:.3f})")
+            dearer = found["sm"].early.sum(axis=1) / found["meta"].early.sum(axis=1)
             print(
-                f"runtime: {name}, {body or 'float32'}, {length} tokens, batch {size}, {measure}:"
-                f" T_G/T_F {found.ratio:.3f}, layers_G/l {found.share:.3f},",
-                end=" ",
+                "    exits by sm take {:.3f} ({:.3f} to {:.3f}) of the time of those by"
+                " meta".format(*timing.interval(dearer)),
+                flush=True,
             )
-            print(f"quotient {found.ratio / found.share:.3f} ({low:.3f} to {high:.3f})")
-            if body or length != tokens:
-                continue
-            for which, times in (("F", found.full), ("G", found.early)) if size == 1 else ():
+            for which, times in (
+                (("F", found["meta"].full), ("G", found["meta"].early)) if size == 1 else ()
+            ):
                 p50, p95 = np.quantile(np.median(times, axis=0), [0.5, 0.95]) * 1e3  # over inputs
                 print(f"    {which} latency: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
         held = [in_a_process(_held, name, "full", None)]
@@ -200,13 +205,15 @@ def runtime(tokens=64):
 
 def _replayed(name, body, n, *how):
     """In a process of its own: how fast F is depends on the heap that whatever ran before has left,
-    by a tenth at batch size 32.
+    by a tenth at batch size 32. The same exits by both measures, in turns.
     """
     torch.manual_seed(0)
-    cat = timing.untrained(name, recipe=RECIPE, body=body)
+    cat = timing.untrained(name, recipe=RECIPE, body=None if body == FULL else body)
     table = Synthetic(layers=cat.backbone.n_layers).table(2000)
     thresholds = calibrate(table.scores("meta"), table.consistent, 0.05, method="first_exit")
-    return timing.replay(cat, exit_layers(table.scores("meta"), thresholds)[:n], *how)
+    exits = exit_layers(table.scores("meta"), thresholds)[:n]
+    by = {measure: measure for measure in ("meta", "sm")}
+    return timing.replays(cat, dict.fromkeys(by, exits), *how, by, beside=1)
 
 
 def _held(name, which, body):

@@ -89,7 +89,8 @@ class Linear8(nn.Module):
             self.packed = torch.ops.quantized.linear_prepack(packed, None)
 
     def forward(self, x: Tensor) -> Tensor:
-        largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True).clamp_min_(1e-30)
+        # a norm of order ∞ is the same number, in twenty times the time: half of the body's
+        largest = x.abs().amax(-1, keepdim=True).clamp_min_(1e-30)
         product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
         y = product(x / largest, 1 / 127, 128, self.packed)
         if self.bias is None:
@@ -187,7 +188,7 @@ def _bfloat16(full: Backbone, kind: str) -> nn.Module:
     for weight in model.parameters():  # buffers, such as angles, keep their digits
         weight.data = weight.data.to(torch.bfloat16)
     if kind == "cpu" and Linear16.runs():
-        replace_linear(Backbone(model).layers, Linear16)
+        replace_linear([model], Linear16)
     return model
 
 
