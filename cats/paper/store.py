@@ -31,7 +31,7 @@ MAIN = ("mobilebert-uncased", "albert-xlarge-v2")
 SHALLOW = ("bge-small-en-v1.5", "albert-base-v2")  # Figure C.2
 OTHER = ("all-mpnet-base-v2", "roberta-large")  # Figure C.3
 KEPT = (*SPLITS, "heads", "meta")  # files of a run's folder; see `kept`
-LARGEST = 5_000_000  # bytes of heads that are kept
+LARGEST = 2_500_000  # bytes of heads that are kept
 PAPER = "paper"  # the recipe that the paper's figures are drawn from
 Tables = dict[tuple[str, str], ScoreTable]  # by task and backbone
 
