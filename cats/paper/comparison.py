@@ -258,13 +258,26 @@ def draw(axis: Any, frame: pd.DataFrame, of: str = "consistency") -> None:
             alpha=0.35,
         )
         if name.startswith("CAT") and of == "consistency" and name == best(frame):
-            for epsilon, x, height in zip(part["setting"], part["relative_time"], y):
-                axis.annotate(
-                    f"{epsilon:g}", (x, height), (3, -9), textcoords="offset points", fontsize=6
-                )
+            for label, x, height in labels(part["setting"], part["relative_time"], y):
+                axis.annotate(label, (x, height), (3, -9), textcoords="offset points", fontsize=6)
     shares = [0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998]
     shares = [share for share in shares if up(share) >= axis.get_ylim()[0] - 0.1]
     axis.set_yticks([*map(up, shares), up(1)], [*(f"{100 * s:g} %" for s in shares), "all"])
+
+
+def labels(epsilons: Any, xs: Any, ys: Any) -> list[tuple[str, float, float]]:
+    """What to write at which point: one label where points are too near for two.
+
+    >>> labels([0.2, 0.1, 0.05], [0.023, 0.022, 0.041], [1.1, 1.1, 1.4])
+    [('0.2, 0.1', 0.022, 1.1), ('0.05', 0.041, 1.4)]
+    """
+    found: list[tuple[str, float, float]] = []
+    for epsilon, x, y in zip(epsilons, xs, ys):
+        label = f"{epsilon:g}"
+        if found and abs(found[-1][1] - x) < 0.02 and abs(found[-1][2] - y) < 0.05:
+            label = f"{found.pop()[0]}, {label}"
+        found.append((label, x, y))
+    return found
 
 
 def figure(frame: pd.DataFrame, of: str, title: str) -> Any:
