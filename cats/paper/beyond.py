@@ -72,6 +72,7 @@ def saved_figure(frame: pd.DataFrame) -> Figure:
         style.epsilon_axis(axis, frame["epsilon"])
     grid.set(ylim=(0, 102)).set_titles("{col_name}, {row_name}", size="medium")
     grid.set_axis_labels("", "layers (% of F's)")
+    style.hide_empty(grid.axes)
     grid.figure.supxlabel(style.TARGET, fontsize="medium", y=0)
     sns.move_legend(grid, "lower center", bbox_to_anchor=(0.45, 1), ncols=4, title=None)
     return grid.figure
@@ -312,6 +313,7 @@ def law_figure(tables: Tables, data: pd.DataFrame) -> Figure:
             axis.plot(x, 100 * data["law"], color="black", linewidth=1)
         axis.set_title(f"{style.written(task)}, {style.written(backbone)}")
     grid.set_axis_labels("covered test inputs (%)", "splits (%)")
+    style.hide_empty(grid.axes)
     return grid.figure
 
 

@@ -302,6 +302,20 @@ def epsilon_axis(axis: Axes, epsilons: Iterable[float], ticks: bool = True) -> N
     axis.set_xticks([], minor=True)
 
 
+def hide_empty(axes: Any) -> None:
+    """Take away panels of a grid in which nothing is drawn; their neighbours get the labels."""
+    for axis in axes.flat:
+        axis.set_visible(axis.has_data())
+    for row in axes:
+        first = next(axis for axis in row if axis.get_visible())
+        first.set_ylabel(row[0].get_ylabel(), visible=True)
+        first.tick_params(labelleft=True)
+    for column in axes.T:
+        last = next(axis for axis in column[::-1] if axis.get_visible())
+        last.set_xlabel(column[-1].get_xlabel(), visible=True)
+        last.tick_params(labelbottom=True)
+
+
 def promise_zone(axis: Axes) -> None:
     """Shade what lies below the promise: distances to the target under zero."""
     axis.axhline(0, color="black", linewidth=0.8, zorder=1)

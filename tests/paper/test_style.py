@@ -126,3 +126,17 @@ def test_letters_in_a_pdf_stay_letters(tmp_path, monkeypatch):
         axis.plot(np.arange(3), label="ε")
         style.save("some", figure)
     assert b"/Type3" not in (tmp_path / "some.pdf").read_bytes()
+
+
+def test_panels_without_data_go_and_neighbours_carry_their_labels():
+    figure, axes = plt.subplots(2, 2, sharex=True, sharey=True)
+    for axis in axes.flat[[0, 1, 3]]:
+        axis.plot([0, 1], [0, 1])
+    axes[1, 0].set(xlabel="x", ylabel="y")
+    style.hide_empty(axes)
+    assert [axis.get_visible() for axis in axes.flat] == [True, True, False, True]
+    assert axes[0, 0].get_xlabel() == "x" and axes[1, 1].get_ylabel() == "y"
+    shown = [axes[0, 0].xaxis.label, axes[1, 1].yaxis.label]
+    shown += [axes[0, 0].get_xticklabels()[0], axes[1, 1].get_yticklabels()[0]]
+    assert all(text.get_visible() for text in shown)
+    plt.close(figure)
