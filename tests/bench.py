@@ -185,9 +185,9 @@ def runtime(tokens=64, short=8, alone=(60, 21), together=(256, 11)):
                 " meta".format(*timing.interval(dearer)),
                 flush=True,
             )
-            for which, times in (
-                (("F", found["meta"].full), ("G", found["meta"].early)) if size == 1 else ()
-            ):
+            if size > 1:
+                continue
+            for which, times in (("F", found["meta"].full), ("G", found["meta"].early)):
                 p50, p95 = np.quantile(np.median(times, axis=0), [0.5, 0.95]) * 1e3  # over inputs
                 print(f"    {which} latency: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
         held = [in_a_process(_held, name, "full", None)]

@@ -204,19 +204,6 @@ def contradictions(replays: Mapping[str, "Replay"]) -> list[tuple[str, str]]:
     ]
 
 
-def replay(
-    cat: CAT,
-    exits: Ints,
-    tokens: int = 64,
-    batch_size: int = 1,
-    repeats: int = 5,
-    measure: str = "meta",
-) -> "Replay":
-    """`replays` of one array of exit layers, F before each batch."""
-    how = (tokens, batch_size, repeats, {"": measure})
-    return replays(cat, {"": exits}, *how, beside=1)[""]
-
-
 def replays(
     cat: CAT,
     patterns: Mapping[str, Ints],
